@@ -1,8 +1,8 @@
 """Part 3: how tokens communicate, from an average of the past to a Transformer block, step by step.
 
-    python attention.py                          # a minute: ten steps, two of them with training on words
-    python attention.py --max_iters=0            # without training
-    python attention.py --dataset=names --plot   # and plots: what a trained head attends to, and sinusoids
+    python attention.py                # a minute: ten steps, two of them with training on names
+    python attention.py --max_iters=0  # without training
+    python attention.py --plot         # and plots: what a trained head attends to, and sinusoids
 
 Read lessons/rnn.py before, model.py after. An MLP has separate weights for each position of its window, an RNN squeezes
 the past into one state. Here each token attends to itself and all earlier tokens, and their content decides how much
@@ -25,10 +25,9 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from console import NonNegative, UserError, option, parse, print_row, run
-from dataset import load
-from model import rope_angles, rotate, sinusoid_table
-from tokenizer import start_ids, token_names
+from common import UserError, parse, run
+from model import rope_angles, rotate
+from prepare_data import load
 
 BLOCK_SIZE = 32  # tokens in a window of training
 MAX_VOCAB = 2048  # tokens in the vocabulary, because the bigram model has V rows and V columns
@@ -37,10 +36,18 @@ TILE = 64  # keys at a time in step 10
 
 @dataclass
 class Options:
-    dataset: str = option("words", "a folder in data/, made by prepare_data.py")
-    max_iters: NonNegative = option(1000, "training steps per model; 0: no training")
-    plot: bool = option(False, "draw two plots into out/attention_<dataset>/")
-    seed: NonNegative = option(1337, "random seed")
+    dataset: str = "names"  # a folder in data/, made by prepare_data.py
+    max_iters: int = 1000  # training steps per model; 0: no training
+    plot: bool = False  # draw two plots into out/attention_<dataset>/
+    seed: int = 1337  # random seed
+
+
+def print_row(name, cells, width=12, first=20):
+    """Print a row of a table: the name flush left in `first` columns, each cell flush right in `width` columns."""
+    row = f"{name:{first}}"
+    for cell in cells:
+        row += f"{cell:>{width}}"
+    print(row, flush=True)
 
 
 def check_same(what, a, b):
@@ -270,6 +277,15 @@ def one_block():
 # ----------------------------------------------------------------------------- 5: positions
 
 
+def sinusoid_table(T, channels):
+    """sin and cos of each angle of rope_angles(), interleaved, (T, channels). Row t is added to the embedding at
+    position t. Row t + k is row t with each pair rotated by an angle that depends on k alone, so a matrix can find "k
+    tokens back" at every position."""
+    angles = rope_angles(T, channels)  # (T, channels / 2)
+    pairs = torch.stack((angles.sin(), angles.cos()), dim=-1)  # (T, channels / 2, 2)
+    return pairs.flatten(1).to(torch.get_default_dtype())
+
+
 class PositionedHead:
     """A head with random weights, and five ways to tell it where its tokens are. A model would learn Wq, Wk, the
     vectors and the scalars.
@@ -282,7 +298,7 @@ class PositionedHead:
     ALiBi       subtract from each score a multiple of the distance (Press et al. 2022); each head has its own factor
     T5          add to each score a number for its distance (Raffel et al. 2020; there, far distances share a number)
 
-    The formulas of sinusoids and RoPE are in model.py: rope_angles(), sinusoid_table() and rotate()."""
+    The formulas of RoPE are in model.py: rope_angles() and rotate(). Sinusoids have the same angles."""
 
     def __init__(self):
         self.Wq = torch.randn(32, 8) / math.sqrt(32)
@@ -477,14 +493,18 @@ def make_model(name, V, T):
 
 def training(data, steps, seed):
     """7. Training: what is each part worth?"""
-    tokens = to_tensor(data.train)
-    held_out = to_tensor(data.val)
-    start = start_ids(data.tokenizer)  # a newline, if the vocabulary has it
+    tokens = to_tensor(data.splits["train"])
+    held_out = to_tensor(data.splits["val"])
+    V = data.tokenizer.vocab_size
+    try:
+        start = data.tokenizer.encode("\n")
+    except UserError:
+        start = [0]  # the vocabulary has no newline
     trained = {}
     print_row(f"{data.name}, {steps:,} steps", ["parameters", "seconds", "val loss", "   sample"])
     for name in ("bigram", "MLP, three tokens", *PARTS):
         torch.manual_seed(seed)
-        model = make_model(name, data.vocab_size, BLOCK_SIZE)
+        model = make_model(name, V, BLOCK_SIZE)
         n_params = sum(p.numel() for p in model.parameters())
         began = default_timer()
         train(model, tokens, BLOCK_SIZE, steps)
@@ -501,16 +521,17 @@ def training(data, steps, seed):
 
 def deep_training(data, steps, seed):
     """8. Twelve blocks without warmup: at which learning rates do they learn?"""
-    tokens = to_tensor(data.train)
-    held_out = to_tensor(data.val)
+    tokens = to_tensor(data.splits["train"])
+    held_out = to_tensor(data.splits["val"])
+    V = data.tokenizer.vocab_size
     rates = (0.001, 0.003, 0.01)
-    print(f"validation loss after {steps} steps; uniform: {math.log(data.vocab_size):.3f}")
+    print(f"validation loss after {steps} steps; uniform: {math.log(V):.3f}")
     print_row("learning rate", rates)
     for name in ("no residual", "residual, post-norm", "residual, pre-norm"):
         cells = []
         for lr in rates:
             torch.manual_seed(seed)
-            model = Transformer(data.vocab_size, BLOCK_SIZE, C=32, nh=4, n_layer=12, **KINDS[name])
+            model = Transformer(V, BLOCK_SIZE, C=32, nh=4, n_layer=12, **KINDS[name])
             train(model, tokens, BLOCK_SIZE, steps, lr, batch_size=16)
             loss = estimate_loss(model, held_out, BLOCK_SIZE)
             cells.append(f"{loss:.3f}")
@@ -757,19 +778,22 @@ def flash():
 def plot(model, data, folder):
     """Draw wei of a trained head, for the first 20 tokens of the validation split; and the sinusoids of 64 positions,
     with their dot products."""
-    from lessons import plots  # here: the root imports no lesson at its top
+    from matplotlib.figure import Figure  # here: matplotlib is optional
 
-    shown = to_tensor(data.val[:20])
+    from lessons import kit  # here: the root imports no lesson at its top
+
+    shown = to_tensor(data.splits["val"][:20])
     model(shown[None])
     wei = model.blocks[0].attention.wei  # (1, 1, 20, 20): one text, and one head
-    names = token_names(data.tokenizer, shown.tolist(), data.separator)
+    texts = ["." if i == data.separator else data.tokenizer.decode([i]) for i in shown.tolist()]
+    names = [text if text.isprintable() and text.strip() else repr(text) for text in texts]
     path = folder / "wei.png"
-    plots.attention(wei.detach().numpy(), names, path)
+    kit.draw_attention(wei.detach().numpy(), names, path)
     print(f"\n{path}: wei of the one head, for the first tokens of val")
 
     waves = sinusoid_table(64, 64)
     products = waves @ waves.T
-    figure = plots.Figure((10, 5.4), dpi=80, layout="constrained")
+    figure = Figure((10, 5.4), dpi=80, layout="constrained")
     left, right = figure.subplots(1, 2)
     left.imshow(waves.numpy(), cmap="RdBu")
     left.set_title("sinusoids: red -1, white 0, blue 1")
@@ -780,15 +804,16 @@ def plot(model, data, folder):
     right.set_xlabel("position")
     right.set_ylabel("position")
     path = folder / "positions.png"
-    plots.save(figure, path)
+    kit.save_plot(figure, path)
     print(f"{path}: the sinusoids of step 5")
 
 
 def open_data(name):
     """Open a dataset to train on. Raises UserError if it does not fit."""
     data = load(name)
-    data.need(BLOCK_SIZE + 1, f"windows of {BLOCK_SIZE} tokens")
-    V = data.vocab_size
+    if min(len(tokens) for tokens in data.splits.values()) <= BLOCK_SIZE:
+        raise UserError(f"a split of {name} is too short for windows of {BLOCK_SIZE} tokens; use a longer text")
+    V = data.tokenizer.vocab_size
     if V > MAX_VOCAB:
         advice = "use a dataset of characters, or with fewer tokens"
         raise UserError(f"{name} has {V:,} tokens, and {MAX_VOCAB:,} are the most here; {advice}")

@@ -1,8 +1,8 @@
 """Part 1: a table of letter pairs (bigrams) is a language model, whether we count the pairs or learn them.
 
-    python bigram.py                                  # words, pairs, counts, samples, loss
-    python bigram.py --dataset=names --neural --plot  # the same table by gradient descent, and a heat map
-    python bigram.py --dataset=names --score=emma,andrej,andrejq
+    python bigram.py                  # names, pairs, counts, samples, loss
+    python bigram.py --neural --plot  # the same table by gradient descent, and a heat map
+    python bigram.py --score=emma,andrej,andrejq
 
 Read micrograd.py before and ngram.py after. The model sees one letter and predicts the next one. It is judged by its
 loss: how surprised it is, on average, by the letter that really comes. All later models predict the next letter or
@@ -21,9 +21,8 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from console import NonNegative, UserError, option, parse, print_losses, print_result, print_samples, print_table, run
-from dataset import load
-from tokenizer import CharTokenizer
+from common import CharTokenizer, UserError, parse, run
+from prepare_data import load
 
 MAX_LETTERS = 100  # larger tables are hard to look at; ngram.py takes any vocabulary
 STEPS = 300  # steps of gradient descent
@@ -31,13 +30,13 @@ STEPS = 300  # steps of gradient descent
 
 @dataclass
 class Options:
-    dataset: str = option("words", "a list of words or names in data/, made by prepare_data.py")
-    smoothing: Literal["add", "mle"] = option("add", "add 1 to each count (Laplace); mle (maximum likelihood): do not")
-    neural: bool = option(False, "also learn the table by gradient descent, and compare")
-    score: str = option("", "words to score, separated by commas")
-    num_samples: NonNegative = option(10, "number of words to invent")
-    seed: NonNegative = option(1337, "random seed")
-    plot: bool = option(False, "draw a heat map of the counts: out/bigram_<dataset>/counts.png")
+    dataset: str = "names"  # a list of words or names in data/, made by prepare_data.py
+    smoothing: Literal["add", "mle"] = "add"  # add 1 to each count (Laplace); mle (maximum likelihood): do not
+    neural: bool = False  # also learn the table by gradient descent, and compare
+    score: str = ""  # words to score, separated by commas
+    num_samples: int = 10  # number of words to invent
+    seed: int = 1337  # random seed
+    plot: bool = False  # draw a heat map of the counts: out/bigram_<dataset>/counts.png
 
 
 # ----------------------------------------------------------------------------- the idea
@@ -157,15 +156,16 @@ def learn(xs, ys, W, weight_decay=0.0, show=False):
 def read_words(data):
     """Return the words of each split. Raises UserError if the dataset is not a list of words, or is not in letters."""
     own = "python prepare_data.py YOUR_LIST.txt --documents=lines"
-    advice = f"use words, names or your own ({own}), or python ngram.py --n=2 --dataset={data.name}"
-    if not data.has_lines or not isinstance(data.tokenizer, CharTokenizer):
+    advice = f"use names or your own ({own}), or python ngram.py --n=2 --dataset={data.name}"
+    has_lines = data.separator not in (None, data.tokenizer.end_id)
+    if not has_lines or not isinstance(data.tokenizer, CharTokenizer):
         raise UserError(f"{data.name} is not a list of words with one token per letter; {advice}")
-    if data.vocab_size > MAX_LETTERS:
-        raise UserError(f"{data.name} has {data.vocab_size:,} letters, {MAX_LETTERS} at most; {advice}")
+    V = data.tokenizer.vocab_size
+    if V > MAX_LETTERS:
+        raise UserError(f"{data.name} has {V:,} letters, {MAX_LETTERS} at most; {advice}")
     if "." in data.tokenizer.chars:
         raise UserError(f"{data.name} has a dot among its letters, and here a dot ends a word; {advice}")
-    data.need(2, "one word")  # tokens in each split: a letter, and the end of the word
-    return {split: data.texts(split) for split in data.splits}
+    return {split: data.documents(split) for split in data.splits}
 
 
 def letters_of(data):
@@ -180,6 +180,16 @@ def letters_of(data):
 def pair_names(word):
     """Return the pairs of a word as text: .e, em, mm, ma, a. for emma."""
     return [first + second for first, second in pairwise("." + word + ".")]
+
+
+def print_table(rows):
+    """Print rows of cells: the first column flush left, the others flush right."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        cells = [row[0].ljust(widths[0])]
+        for cell, width in zip(row[1:], widths[1:], strict=True):
+            cells.append(cell.rjust(width))
+        print("  ".join(cells).rstrip())
 
 
 def print_corner(title, table, itos):
@@ -318,8 +328,19 @@ def learn_and_compare(pairs, N, itos, options):
     return learned
 
 
+def print_losses(data, losses):
+    """Print the loss on each split, and that of the uniform prediction. losses: split -> nats per token."""
+    rows = [["loss", "nats per token", "perplexity", "bits per byte"]]
+    uniform = math.log(data.tokenizer.vocab_size)
+    for name, loss in {"uniform": uniform, **losses}.items():
+        bits = data.bits_per_byte(loss, name if name in losses else "val")
+        rows.append([name, f"{loss:.4f}", f"{math.exp(loss):.2f}", f"{bits:.4f}"])
+    print()
+    print_table(rows)
+
+
 def report_losses(P, pairs, data):
-    """Print the loss on each split; print_losses adds the uniform baseline. Returns split -> loss."""
+    """Print the loss on each split. Returns split -> loss."""
     losses = {}
     for split, (xs, ys) in pairs.items():
         losses[split] = mean_nll(P, xs, ys)
@@ -329,9 +350,11 @@ def report_losses(P, pairs, data):
 
 def draw_counts(N, itos, path):
     """The heat map of the lecture: in each cell, a pair of letters above its count."""
-    from lessons import plots  # here: the root imports no lesson at its top
+    from matplotlib.figure import Figure  # here: matplotlib is optional
 
-    figure = plots.Figure((16, 16), layout="tight")
+    from lessons import kit  # here: the root imports no lesson at its top
+
+    figure = Figure((16, 16), layout="tight")
     axes = figure.subplots()
     axes.imshow(N, cmap="Blues")
     axes.axis("off")
@@ -344,7 +367,15 @@ def draw_counts(N, itos, path):
         pair = itos[x] + itos[y]
         axes.text(y, x, pair, va="bottom", color=color, parse_math=False, **style)
         axes.text(y, x, count, va="top", color=color, **style)
-    plots.save(figure, path)
+    kit.save_plot(figure, path)
+
+
+def print_result(model, data, params, losses, seconds):
+    """Print the last line: key=value pairs for other scripts."""
+    pairs = [f"{split}={loss:.4f}" for split, loss in losses.items()]
+    bits = data.bits_per_byte(losses["val"], "val")
+    print(f"\nresult: model={model} dataset={data.name} params={params}", *pairs, end=" ")
+    print(f"bpb={bits:.4f} seconds={seconds:.1f}")
 
 
 def main() -> None:
@@ -375,7 +406,8 @@ def main() -> None:
     # samples
     torch.manual_seed(options.seed)
     invented = [sample(P, itos) for _ in range(options.num_samples)]
-    print_samples(invented, lines=True)
+    if invented:
+        print("\nsamples:", *invented, sep="\n")
 
     # the loss
     print_underflow(counted, xs, ys)
@@ -394,7 +426,7 @@ def main() -> None:
         path = Path("out", f"bigram_{data.name}", "counts.png")
         draw_counts(N.numpy(), itos, path)
         print(f"\n{path}: the counts N")
-    print_result(model, data, N.numel(), losses, seconds=time.perf_counter() - began)
+    print_result(model, data, N.numel(), losses, time.perf_counter() - began)
 
 
 if __name__ == "__main__":

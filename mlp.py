@@ -1,6 +1,6 @@
 """Part 2: a neural network that learns a vector for each token, and what it takes to train it.
 
-    python mlp.py                                        # under a minute: train on words, sample new ones
+    python mlp.py                                        # under a minute: train on names, sample new ones
     python mlp.py --init=naive --max_iters=20000 --plot  # a bad initialization, and what shows it
     python mlp.py --backward=manual --fold               # backpropagation by hand, batch norm merged into the layers
 
@@ -27,22 +27,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from console import (
-    NonNegative,
-    NonNegativeFloat,
-    Positive,
-    UserError,
-    option,
-    parse,
-    print_losses,
-    print_result,
-    print_samples,
-    print_table,
-    progress,
-    run,
-)
-from dataset import load, start_context
-from tokenizer import CharTokenizer
+from common import CharTokenizer, UserError, parse, run
+from prepare_data import load
 
 LECTURE_STEPS = 3000  # training steps of the lecture's network
 EVAL_TOKENS = 2_000_000  # the final losses are computed on the first tokens of each split, at most this many
@@ -53,41 +39,41 @@ SATURATED = 0.97  # |tanh| above it counts as saturated: its derivative is below
 
 @dataclass
 class Options:
-    dataset: str = option("words", "a folder in data/, made by prepare_data.py")
-    block_size: Positive = option(3, "context length in tokens")
-    n_embd: Positive = option(10, "embedding dimension: numbers in the vector of a token")
-    n_hidden: Positive = option(200, "units per hidden layer: numbers that it computes")
-    n_layer: Positive = option(1, "number of hidden layers")
-    init: Literal["kaiming", "xavier", "scaled_output", "naive", "zeros"] = option(
-        "kaiming", "scale of the initial weights"
-    )
-    batchnorm: bool | None = option(None, "batch normalization before each tanh (default: true with --init=kaiming)")
-    max_iters: Positive | None = option(None, "training steps (default: 60000, or 4000 with --find_lr)")
-    batch_size: Positive = option(32, "examples per step")
-    learning_rate: NonNegativeFloat | None = option(None, "learning rate (default: batch_size / 320, at most 0.8)")
-    schedule: Literal["linear", "step"] = option(
-        "linear", "in the second half: the learning rate falls to 0, or is a tenth"
-    )
-    find_lr: bool = option(False, "instead of training: suggest a learning rate from 0.001 to 1")
-    backward: Literal["autograd", "manual"] = option("autograd", "manual: by each layer's backward()")
-    fold: bool = option(False, "fold batch norm into the linear layers after training")
-    plot: bool = option(False, "draw out/mlp_<dataset>/training.png, unless with --find_lr")
-    num_samples: NonNegative = option(20, "number of samples to generate")
-    seed: NonNegative = option(1337, "random seed: the same seed gives the same run")
+    dataset: str = "names"  # a folder in data/, made by prepare_data.py
+    block_size: int = 3  # context length in tokens
+    n_embd: int = 10  # embedding dimension: numbers in the vector of a token
+    n_hidden: int = 200  # units per hidden layer: numbers that it computes
+    n_layer: int = 1  # number of hidden layers
+    init: Literal["kaiming", "xavier", "scaled_output", "naive", "zeros"] = "kaiming"  # scale of the initial weights
+    batchnorm: Literal["auto", "true", "false"] = "auto"  # batch normalization before each tanh; auto: if init=kaiming
+    max_iters: int = 0  # training steps; 0: 60000, or 4000 with --find_lr
+    batch_size: int = 32  # examples per step
+    learning_rate: float = 0.0  # learning rate; 0: batch_size / 320, at most 0.8
+    schedule: Literal["linear", "step"] = "linear"  # in the second half: the learning rate falls to 0, or is a tenth
+    find_lr: bool = False  # instead of training: suggest a learning rate from 0.001 to 1
+    backward: Literal["autograd", "manual"] = "autograd"  # manual: by each layer's backward()
+    fold: bool = False  # fold batch norm into the linear layers after training
+    plot: bool = False  # draw out/mlp_<dataset>/training.png, unless with --find_lr
+    num_samples: int = 20  # number of samples to generate
+    seed: int = 1337  # random seed: the same seed gives the same run
 
     def __post_init__(self):
-        """Replace None by a default that depends on other options."""
-        if self.batchnorm is None:
+        """Set the defaults that depend on other options. From here on, batchnorm is True or False."""
+        for name in ("block_size", "n_embd", "n_hidden", "n_layer", "batch_size"):
+            if getattr(self, name) == 0:
+                raise ValueError(f"--{name}=0 is not possible; use 1 or more")
+        if self.batchnorm == "auto":
             self.batchnorm = self.init == "kaiming"
-        if self.max_iters is None:
+        self.batchnorm = self.batchnorm in (True, "true")
+        if self.max_iters == 0:
             self.max_iters = 4000 if self.find_lr else 60_000
-        if self.learning_rate is None:
+        if self.learning_rate == 0:
             # 0.1 for a batch of 32, as in the lecture. Gradients of larger batches are less noisy: steps can be larger
             self.learning_rate = min(self.batch_size / 320, 0.8)
         if self.fold and not self.batchnorm:
-            raise UserError("--fold has no batch norm to fold; add --batchnorm=true")
+            raise ValueError("--fold has no batch norm to fold; add --batchnorm=true")
         if self.batchnorm and self.batch_size == 1:
-            raise UserError("a batch of 1 has no variance for batch norm; give --batch_size=2, or --batchnorm=false")
+            raise ValueError("a batch of 1 has no variance for batch norm; give --batch_size=2, or --batchnorm=false")
 
 
 # ----------------------------------------------------------------------------- the idea
@@ -116,7 +102,8 @@ def train_lecture_network(data, steps, seed):
     """Train the lecture's network: three tokens of context, 10 numbers each, 200 hidden units. Returns its losses."""
     rng = np.random.default_rng(seed)
     torch.manual_seed(seed)
-    V = data.vocab_size
+    tokens = data.splits["train"]
+    V = data.tokenizer.vocab_size
     C = torch.randn(V, 10)  # a vector of 10 numbers for each token
     W1 = torch.randn(30, 200)  # from 3 vectors of 10 numbers to 200 units
     b1 = torch.randn(200)
@@ -128,8 +115,8 @@ def train_lecture_network(data, steps, seed):
     losses = []
     for _ in range(steps):
         # a batch of 32 examples
-        at = rng.integers(1, len(data.train), size=32)
-        Xb, Yb = contexts(data.train, at, 3, data.separator)  # (32, 3), (32,)
+        at = rng.integers(1, len(tokens), size=32)
+        Xb, Yb = contexts(tokens, at, 3, data.separator)  # (32, 3), (32,)
         # forward
         emb = C[Xb]  # (32, 3, 10): the vector of each token
         emb = emb.view(-1, 30)  # (32, 30), as many rows as needed (-1): the three vectors of an example side by side
@@ -151,12 +138,22 @@ def show_lecture_network(data, seed):
     print("The lecture's network: C (V, 10), W1 (30, 200), b1 (200), W2 (200, V) and b2 (V): random, mean 0, std 1")
     print(f"training it for {LECTURE_STEPS} steps ...", flush=True)
     losses = train_lecture_network(data, LECTURE_STEPS, seed)
-    uniform = math.log(data.vocab_size)
+    uniform = math.log(data.tokenizer.vocab_size)
     print(f"loss of the first batch: {losses[0]:.2f}; a uniform prediction has {uniform:.2f}")
     for end in (LECTURE_STEPS // 30, LECTURE_STEPS // 3, LECTURE_STEPS):  # 100, 1000, 3000; the second half of each
         begin = end // 2
         mean = np.mean(losses[begin:end])
         print(f"mean loss of steps {begin + 1} to {end}: {mean:.4f}")
+
+
+def print_table(rows):
+    """Print rows of cells: the first column flush left, the others flush right."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        cells = [row[0].ljust(widths[0])]
+        for cell, width in zip(row[1:], widths[1:], strict=True):
+            cells.append(cell.rjust(width))
+        print("  ".join(cells).rstrip())
 
 
 def show_activations(seed, width=200):
@@ -408,10 +405,11 @@ def fold_batchnorm(model):
 def batches(data, B, T, seed):
     """Yield random training examples X (B, T) and Y (B,), forever."""
     rng = np.random.default_rng(seed)
+    tokens = data.splits["train"]
     n = max(1, 2**18 // (B * T))  # batches to look up at once, about 262,144 tokens: faster than one by one
     while True:
-        at = rng.integers(1, len(data.train), size=B * n)
-        X, Y = contexts(data.train, at, T, data.separator)
+        at = rng.integers(1, len(tokens), size=B * n)
+        X, Y = contexts(tokens, at, T, data.separator)
         yield from zip(X.split(B), Y.split(B), strict=True)
 
 
@@ -479,7 +477,7 @@ def train(model, data, options):
         if step == 1:
             activations = [layer.out.detach() for layer in model.layers if isinstance(layer, Tanh)]
             print_layers(model, "before training", difference, lr)
-            print_start(losses[0], data.vocab_size)
+            print_start(losses[0], data.tokenizer.vocab_size)
         set_gradients(model, loss, Y, manual)
         every_tenth = (steps - step) % max(1, steps // 10) == 0  # counted from the end, to include the last step
         if every_tenth or step in (1, 10, 100, 1000):
@@ -505,13 +503,11 @@ def print_progress(step, steps, loss, lr, seconds):
 def split_loss(model, tokens, T, separator):
     """Return the loss over all tokens except the first, in nats per token, with batch norm's running averages."""
     model.train(False)
-    show = progress("evaluating", len(tokens), "tokens")
     total = 0.0
     for begin in range(1, len(tokens), EVAL_BATCH):
         end = min(begin + EVAL_BATCH, len(tokens))
         X, Y = contexts(tokens, np.arange(begin, end), T, separator)
         total += F.cross_entropy(model(X), Y, reduction="sum").item()
-        show(end)
     return total / (len(tokens) - 1)
 
 
@@ -588,7 +584,7 @@ def print_coupling(model, data, T, seed):
     """Batch norm couples the examples of a batch: print how a prediction depends on the 31 other examples. (The running
     averages change with each batch, so this comes last.)"""
     at = np.array([1])
-    X, Y = contexts(data.val, at, T, data.separator)
+    X, Y = contexts(data.splits["val"], at, T, data.separator)
     model.train(False)
     probs = model(X).softmax(1)
     alone = probs[0, Y].item()
@@ -671,7 +667,7 @@ def find_lr(model, data, options):
 def draw_training(losses, activations, data, options):
     """Draw three panels: the densities of the tanh activations (B, H) of each layer before training; which activations
     of the first layer are saturated; and the mean losses of about 200 pieces of the training."""
-    from lessons import plots  # here: the root imports no lesson at its top
+    from lessons import kit  # here: the root imports no lesson at its top
 
     curves = {}
     for i, out in enumerate(activations, start=1):
@@ -685,7 +681,7 @@ def draw_training(losses, activations, data, options):
     width = max(1, len(losses) // 200)
     starts = range(0, len(losses), width)
     means = [np.mean(losses[start : start + width]) for start in starts]
-    uniform = math.log(data.vocab_size)
+    uniform = math.log(data.tokenizer.vocab_size)
     ends = [0, len(losses)]
     curves = {"train": (starts, means, "-")}
     curves["first step"] = ([0], losses[:1], "ok")  # a black circle
@@ -694,8 +690,24 @@ def draw_training(losses, activations, data, options):
 
     path = Path("out", f"mlp_{data.name}", "training.png")
     title = f"mlp.py on {data.name}, {describe(options)}"
-    plots.lines(path, densities, units, loss, title=title)
+    kit.draw_lines(path, densities, units, loss, title=title)
     print(f"\n{path}: activations and loss")
+
+
+def start_context(data, length, rng):
+    """Return `length` tokens to start a sample from: separators, or a part of the training split that ends with a
+    newline, if it has one."""
+    if length == 0 or data.separator is not None:
+        return [data.separator] * length
+    tokens = data.splits["train"][: 1 << 24]  # enough to choose from
+    try:
+        newline = data.tokenizer.encode("\n")[-1]
+    except UserError:
+        newline = 0  # without newlines, any token will do
+    # Where such parts start. A token follows each, so that there is something to predict
+    starts = np.flatnonzero(tokens[length - 1 : -1] == newline)
+    at = rng.choice(starts) if len(starts) > 0 else rng.integers(len(tokens) - length)
+    return tokens[at : at + length].tolist()
 
 
 def print_generated(model, data, options):
@@ -706,26 +718,45 @@ def print_generated(model, data, options):
         start = start_context(data, options.block_size, rng)  # separators, or a random piece of the text
         tokens = sample(model, start, data.separator, generator)
         texts.append(data.tokenizer.decode(tokens))
-    print_samples(texts, lines=data.has_lines)
+    is_list = data.separator not in (None, data.tokenizer.end_id)
+    if texts:
+        print("\nsamples:")
+        print(*texts, sep="\n" if is_list else f"\n{'-' * 20}\n")
 
 
 def compare_folded(model, data, T):
     """Fold batch norm away, and print how far the logits move. Returns the folded network."""
     folded = fold_batchnorm(model)
     model.train(False)
-    at = np.arange(1, min(len(data.val), 1000))
-    X, _ = contexts(data.val, at, T, data.separator)
+    tokens = data.splits["val"][:1000]
+    at = np.arange(1, len(tokens))
+    X, _ = contexts(tokens, at, T, data.separator)
     difference = (folded(X) - model(X)).abs().max()
     print(f"\nbatch norm folded: maximum logit difference {difference:.1e}")
     return folded
 
 
+def print_losses(data, losses):
+    """Print the loss on each split, and that of the uniform prediction. losses: split -> nats per token."""
+    rows = [["loss", "nats per token", "perplexity", "bits per byte"]]
+    uniform = math.log(data.tokenizer.vocab_size)
+    for name, loss in {"uniform": uniform, **losses}.items():
+        bits = data.bits_per_byte(loss, name if name in losses else "val")
+        perplexity = math.exp(loss) if loss < 700 else math.inf  # exp(710) overflows
+        rows.append([name, f"{loss:.4f}", f"{perplexity:.2f}", f"{bits:.4f}"])
+    print()
+    print_table(rows)
+    for split in losses:
+        if len(data.splits[split]) > EVAL_TOKENS:
+            print(f"({split}: the first {EVAL_TOKENS:,} tokens)")
+
+
 def print_setup(model, data, options):
     sizes = []
-    for split, entry in data.splits.items():
-        examples = entry["tokens"] - 1  # each token but the first is a target
+    for split, tokens in data.splits.items():
+        examples = len(tokens) - 1  # each token but the first is a target
         sizes.append(f"{examples:,} in {split}")
-    V = data.vocab_size
+    V = data.tokenizer.vocab_size
     print(f"\n{data.name}: vocabulary of {V:,} tokens;", end=" ")
     print(f"examples ({options.block_size} tokens and a target):", ", ".join(sizes))
     n_params = model.num_params()
@@ -737,23 +768,33 @@ def describe(options):
     return f"{options.init} initialization, {batchnorm} batch norm"
 
 
+def print_result(data, params, losses, steps, seconds):
+    """Print the last line: key=value pairs for other scripts."""
+    pairs = [f"{split}={loss:.4f}" for split, loss in losses.items()]
+    bits = data.bits_per_byte(losses["val"], "val")
+    print(f"\nresult: model=mlp dataset={data.name} params={params}", *pairs, end=" ")
+    print(f"bpb={bits:.4f} step={steps} seconds={seconds:.1f}")
+
+
 def main() -> None:
     options = parse(Options, __doc__)
     data = load(options.dataset)
     T = options.block_size
-    data.need(T + 1, f"--block_size={T} and a target")  # an error if a split has fewer tokens
+    if min(len(tokens) for tokens in data.splits.values()) <= T:
+        raise UserError(f"a split of {data.name} is too short for --block_size={T}; use a longer text, or less context")
     torch.set_num_threads(1)  # for tensors this small, two threads take longer than one
     if not options.find_lr:
         show_lecture_network(data, options.seed)
         show_activations(options.seed)
 
     began = time.perf_counter()
-    model = make_model(data.vocab_size, options)
+    model = make_model(data.tokenizer.vocab_size, options)
     print_setup(model, data, options)
     if options.find_lr:
         best = find_lr(model, data, options)
         seconds = time.perf_counter() - began
-        print_result("mlp", data, model.num_params(), learning_rate=f"{best:.4g}", seconds=seconds)
+        print(f"\nresult: model=mlp dataset={data.name} params={model.num_params()}", end=" ")
+        print(f"learning_rate={best:.4g} seconds={seconds:.1f}")
         return
 
     untrained = model.layers[0].C.detach().clone()
@@ -763,10 +804,9 @@ def main() -> None:
         model = compare_folded(trained, data, T)
     print_generated(model, data, options)
     losses = {}
-    for split in data.splits:
-        tokens = getattr(data, split)
+    for split, tokens in data.splits.items():
         losses[split] = split_loss(model, tokens[:EVAL_TOKENS], T, data.separator)
-    print_losses(data, losses, EVAL_TOKENS)
+    print_losses(data, losses)
     seconds = time.perf_counter() - began
     has_vowels = False
     if isinstance(data.tokenizer, CharTokenizer):
@@ -779,7 +819,7 @@ def main() -> None:
         print_coupling(trained, data, T, options.seed)
     if options.plot:
         draw_training(train_losses, activations, data, options)
-    print_result("mlp", data, model.num_params(), losses, step=options.max_iters, seconds=seconds)
+    print_result(data, model.num_params(), losses, options.max_iters, seconds)
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
 """Part 1, continued: longer contexts, sparse counts, and Kneser-Ney smoothing.
 
-    python ngram.py                                    # count groups of three letters, and invent words
-    python ngram.py --dataset=names --neural --plot    # a network with the same context, and a plot
-    python ngram.py --dataset=names --n=6 --smoothing=kneser-ney --discount=0.85
+    python ngram.py                  # count groups of three letters, and invent names
+    python ngram.py --neural --plot  # a network with the same context, and a plot
+    python ngram.py --n=6 --smoothing=kneser-ney --discount=0.85
 
 Read bigram.py before and mlp.py after. An n-gram model predicts a token from the n - 1 tokens before it, its context.
 Its table has V^n cells for a vocabulary of V tokens (27^6 is 387 million), most of them empty, so only the n-grams that
@@ -11,6 +11,7 @@ the bigram's 2.45 nats per token to 1.98. (The lecture's network has 2.10, a lar
 "emil" say nothing about "emel". The network of mlp.py learns that the two are similar.
 """
 
+import math
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -22,24 +23,10 @@ from pathlib import Path
 from typing import Literal
 
 import numpy as np
+import torch
 
-from console import (
-    Fraction,
-    NonNegative,
-    NonNegativeFloat,
-    Positive,
-    UserError,
-    option,
-    parse,
-    print_losses,
-    print_result,
-    print_row,
-    print_samples,
-    print_table,
-    progress,
-    run,
-)
-from dataset import load, start_context
+from common import UserError, parse, run
+from prepare_data import load
 
 CHUNK = 1 << 21  # tokens to count at a time, two million, so that memory does not grow with the text
 MAX_NUMBERS = 1 << 24  # the largest tensor of --neural has at most this many numbers
@@ -52,17 +39,23 @@ Predictor = Callable[[np.ndarray], np.ndarray]  # n-grams (U, n) -> P of the las
 
 @dataclass
 class Options:
-    dataset: str = option("words", "a folder in data/, made by prepare_data.py")
-    n: Positive = option(3, "order: tokens in an n-gram, the predicted one included")
-    smoothing: Literal["add", "mle", "kneser-ney"] = option(
-        "add", "smoothing of the counts; mle (maximum likelihood): none"
-    )
-    alpha: NonNegativeFloat = option(1.0, "number added to each count by --smoothing=add")
-    discount: Fraction = option(0.75, "number subtracted from each count by --smoothing=kneser-ney")
-    neural: bool = option(False, "also train a neural network with the same context, and compare")
-    num_samples: NonNegative = option(10, "number of samples")
-    seed: NonNegative = option(1337, "random seed of the samples")
-    plot: bool = option(False, "draw the loss over the order: out/ngram_<dataset>/orders.png")
+    dataset: str = "names"  # a folder in data/, made by prepare_data.py
+    n: int = 3  # order: tokens in an n-gram, the predicted one included
+    smoothing: Literal["add", "mle", "kneser-ney"] = "add"  # smoothing of the counts; mle (maximum likelihood): none
+    alpha: float = 1.0  # number added to each count by --smoothing=add
+    discount: float = 0.75  # number subtracted from each count by --smoothing=kneser-ney
+    neural: bool = False  # also train a neural network with the same context, and compare
+    num_samples: int = 10  # number of samples
+    seed: int = 1337  # random seed of the samples
+    plot: bool = False  # draw the loss over the order: out/ngram_<dataset>/orders.png
+
+    def __post_init__(self):
+        if self.n == 0:
+            raise ValueError("--n=0 is not possible; use 1 or more")
+        if self.discount > 1:
+            raise ValueError(f"--discount={self.discount:g} is more than a count of 1; use at most 1")
+        if self.neural and self.n == 1:
+            raise ValueError("--neural needs a context; use --n=2 or more")
 
 
 # ----------------------------------------------------------------------------- the idea, on dictionaries
@@ -134,7 +127,6 @@ def count_ngrams(tokens, n, separator):
     no n-gram reaches across two documents; a text without documents starts with n - 1 copies of its first token."""
     grams = np.empty((0, n), dtype=tokens.dtype)
     counts = np.empty(0, dtype=np.int64)
-    show = progress("counting", len(tokens), "tokens")
     for begin in range(1, len(tokens), CHUNK):  # in parts, to save memory
         end = min(begin + CHUNK, len(tokens))
         positions = np.arange(begin - n + 1, end)
@@ -148,7 +140,6 @@ def count_ngrams(tokens, n, separator):
         grams = np.concatenate([grams, windows])
         counts = np.concatenate([counts, once_each])
         grams, counts = sum_by_row(grams, counts)
-        show(end)
     return grams, counts
 
 
@@ -304,8 +295,6 @@ def nll(p, N):
 def train_neural(grams, counts, V, steps=300):
     """Train W (n - 1, V, V) on n-grams (U, n): a table like bigram.py's for each position of the context; the rows of
     the n - 1 tokens add up to the logits. Returns W. Raises UserError if it takes too much memory."""
-    import torch  # here, because counting does not need it
-
     torch.set_num_threads(1)  # with tensors this small, a second thread makes it slower
     n_positions = grams.shape[1] - 1
     U = len(grams)
@@ -366,14 +355,15 @@ def predict_by_orders(data, X, orders, discount):
     """Train a Kneser-Ney model of each order, at most T + 1, on the training split. Returns for each model the
     probabilities (B, V) of all tokens after contexts X (B, T)."""
     longest = max(orders)
-    counts = count_ngrams(data.train, longest, data.separator)
+    V = data.tokenizer.vocab_size
+    counts = count_ngrams(data.splits["train"], longest, data.separator)
     predictions = []
     for n in orders:
         grams, N = shortened(counts, n)
-        table = NGrams(grams, N, data.vocab_size, data.separator)
+        table = NGrams(grams, N, V, data.separator)
         model = partial(table.kneser_ney, discount=discount)
         newest = X[:, X.shape[1] - (n - 1) :]  # n - 1 tokens, also if n is 1
-        predictions.append(next_tokens(model, newest, data.vocab_size))
+        predictions.append(next_tokens(model, newest, V))
     return predictions
 
 
@@ -384,7 +374,7 @@ def sample(model, context, data, rng):
     for _ in range(SAMPLE_LENGTH):
         newest = tokens[len(tokens) - len(context) :]  # n - 1 tokens, also if n is 1
         X = np.array([newest], dtype=np.int64)  # (1, n - 1)
-        p = next_tokens(model, X, data.vocab_size)[0]
+        p = next_tokens(model, X, data.tokenizer.vocab_size)[0]
         if not p.any():
             break  # without smoothing, nothing follows an unseen context
         p = p / p.sum()
@@ -395,6 +385,22 @@ def sample(model, context, data, rng):
     return tokens[len(context) :]
 
 
+def start_context(data, length, rng):
+    """Return `length` tokens to start a sample from: separators, or a part of the training split that ends with a
+    newline, if it has one."""
+    if length == 0 or data.separator is not None:
+        return [data.separator] * length
+    tokens = data.splits["train"][: 1 << 24]  # enough to choose from
+    try:
+        newline = data.tokenizer.encode("\n")[-1]
+    except UserError:
+        newline = 0  # without newlines, any token will do
+    # Where such parts start. A token follows each, so that there is something to predict
+    starts = np.flatnonzero(tokens[length - 1 : -1] == newline)
+    at = rng.choice(starts) if len(starts) > 0 else rng.integers(len(tokens) - length)
+    return tokens[at : at + length].tolist()
+
+
 def print_generated(model, data, options):
     rng = np.random.default_rng(options.seed)
     texts = []
@@ -402,7 +408,31 @@ def print_generated(model, data, options):
         context = start_context(data, options.n - 1, rng)
         tokens = sample(model, context, data, rng)
         texts.append(data.tokenizer.decode(tokens))
-    print_samples(texts, lines=data.has_lines)
+    is_list = data.separator not in (None, data.tokenizer.end_id)
+    if texts:
+        print("\nsamples:")
+        print(*texts, sep="\n" if is_list else f"\n{'-' * 20}\n")
+
+
+def print_table(rows):
+    """Print rows of cells: the first column flush left, the others flush right."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        cells = [row[0].ljust(widths[0])]
+        for cell, width in zip(row[1:], widths[1:], strict=True):
+            cells.append(cell.rjust(width))
+        print("  ".join(cells).rstrip())
+
+
+def print_losses(data, losses):
+    """Print the loss on each split, and that of the uniform prediction. losses: split -> nats per token."""
+    rows = [["loss", "nats per token", "perplexity", "bits per byte"]]
+    uniform = math.log(data.tokenizer.vocab_size)
+    for name, loss in {"uniform": uniform, **losses}.items():
+        bits = data.bits_per_byte(loss, name if name in losses else "val")
+        rows.append([name, f"{loss:.4f}", f"{math.exp(loss):.2f}", f"{bits:.4f}"])
+    print()
+    print_table(rows)
 
 
 def report_losses(model, counts, data):
@@ -428,15 +458,20 @@ def shortened(counts, k):
     return sum_by_row(grams[:, -k:], N)
 
 
+def print_row(cells):
+    """Print a row of a table whose next rows take a while: the first cell flush left, the others flush right."""
+    others = [f"{cell:>17}" for cell in cells[1:]]
+    print(f"{cells[0]:2}", *others, sep="", flush=True)
+
+
 def compare_orders(counts, data, alpha, discount):
     """Print a row for each order k = 1 ... n. Returns the validation losses by title: add-alpha, and Kneser-Ney."""
-    V = data.vocab_size
+    V = data.tokenizer.vocab_size
     n = counts["train"][0].shape[1]
     additive = []
     kneser_ney = []
     print(f"\nvalidation loss for longer contexts (nats per token; alpha={alpha:g}, discount={discount:g})")
-    titles = ["possible (V^k)", "seen in train", "add-alpha loss", "Kneser-Ney loss"]
-    print_row("k", titles, width=17, first=2)
+    print_row(["k", "possible (V^k)", "seen in train", "add-alpha loss", "Kneser-Ney loss"])
     for k in range(1, n + 1):
         grams, N_train = shortened(counts["train"], k)
         held_out, N_val = shortened(counts["val"], k)
@@ -450,13 +485,12 @@ def compare_orders(counts, data, alpha, discount):
         possible = Decimal(V) ** k  # a float could overflow
         seen = len(grams)
         style = ",f" if possible < 1e12 else ".2g"
-        row = [f"{possible:{style}}", f"{seen:,}", f"{added:.4f}", f"{smoothed:.4f}"]
-        print_row(str(k), row, width=17, first=2)
+        print_row([str(k), f"{possible:{style}}", f"{seen:,}", f"{added:.4f}", f"{smoothed:.4f}"])
     return {f"add-alpha, alpha {alpha:g}": additive, f"Kneser-Ney, discount {discount:g}": kneser_ney}
 
 
 def draw_orders(losses, data, n):
-    from lessons import plots  # here: the root imports no lesson at its top
+    from lessons import kit  # here: the root imports no lesson at its top
 
     orders = range(1, n + 1)
     curves = {}
@@ -466,14 +500,14 @@ def draw_orders(losses, data, n):
     panel["xlabel"] = "n-gram order"
     panel["ylabel"] = "validation loss, nats per token"
     path = Path("out", f"ngram_{data.name}", "orders.png")
-    plots.lines(path, panel, title=f"validation loss for longer contexts ({data.name})")
+    kit.draw_lines(path, panel, title=f"validation loss for longer contexts ({data.name})")
     print(f"\n{path}: validation loss for longer contexts")
 
 
 def compare_neural(counts, data, n):
     """Train the network, and compare it with counting. Returns the model and its number of weights."""
     grams, N = counts["train"]
-    V = data.vocab_size
+    V = data.tokenizer.vocab_size
     print(f"\nneural {n}-gram model, {n - 1} x {V} x {V} weights")
     W = train_neural(grams, N, V)
     model = partial(neural_ngrams, W=W)
@@ -486,28 +520,35 @@ def compare_neural(counts, data, n):
     return model, W.size
 
 
+def print_result(model, data, params, losses, seconds):
+    """Print the last line: key=value pairs for other scripts."""
+    pairs = [f"{split}={loss:.4f}" for split, loss in losses.items()]
+    bits = data.bits_per_byte(losses["val"], "val")
+    print(f"\nresult: model={model} dataset={data.name} params={params}", *pairs, end=" ")
+    print(f"bpb={bits:.4f} seconds={seconds:.1f}")
+
+
 def main() -> None:
     options = parse(Options, __doc__)
     n = options.n
     data = load(options.dataset)
-    data.need(max(n, 2), f"--n={n}")  # an error if a split has fewer tokens
-    if options.neural and n == 1:
-        raise UserError("--neural needs a context; use --n=2 or more")
+    V = data.tokenizer.vocab_size
+    if min(len(tokens) for tokens in data.splits.values()) < max(n, 2):
+        raise UserError(f"a split of {data.name} is too short for --n={n}; use a longer text, or a smaller --n")
     began = time.perf_counter()
     show_idea()
 
     counts = {}  # split -> (n-grams, counts)
-    for split in data.splits:
-        tokens = getattr(data, split)
+    for split, tokens in data.splits.items():
         counts[split] = count_ngrams(tokens, n, data.separator)
     grams, N = counts["train"]
-    print(f"\n{data.name}: vocabulary of {data.vocab_size:,} tokens")
+    print(f"\n{data.name}: vocabulary of {V:,} tokens")
     total = N.sum()
     print(f"train: {total:,} {n}-grams, {len(grams):,} of them distinct")
     losses_by_order = compare_orders(counts, data, options.alpha, options.discount)
 
     name = f"{n}-gram"
-    table = NGrams(grams, N, data.vocab_size, data.separator)
+    table = NGrams(grams, N, V, data.separator)
     params = len(grams)
     if options.smoothing == "kneser-ney":
         params = table.num_params()
@@ -524,8 +565,7 @@ def main() -> None:
         losses = report_losses(model, counts, data)
     if options.plot:
         draw_orders(losses_by_order, data, n)
-    seconds = time.perf_counter() - began
-    print_result(name, data, params, losses, seconds=seconds)
+    print_result(name, data, params, losses, time.perf_counter() - began)
 
 
 if __name__ == "__main__":

@@ -1,482 +1,477 @@
-"""Part 4: train a GPT. One loop, from a laptop's CPU to several GPUs.
+"""Train a GPT: one loop, from a laptop's CPU to several GPUs. The loop is train(): begin there.
 
-    python train.py                                         # a minute on two CPU cores, no download
-    python train.py config/names.toml --n_layer=4           # a file of options, and one more
+    python train.py                                         # names, a minute on two CPU cores, no download
+    python train.py config/python.toml --n_layer=3          # a file of options, and one more
     python train.py --init_from=resume --out_dir=out/names  # resume a run that was stopped
     torchrun --nproc_per_node=4 train.py config/gpt2.toml   # four GPUs split each batch
-    python lessons/estimate.py config/gpt2.toml             # what a run needs
 
-Read model.py before this file, and optim.py and windows.py after it. Shapes: B batch size, T tokens.
-Precedence of options: command line > TOML file > checkpoint (a resumed run: all of its options; a new
-run that starts from it, --init_from=out/names: those of the model) > defaults below. A run
-lives in out/<run>/: config.toml (every option), log.jsonl (one object per line), last.pt (to
-resume), best.pt (to sample), and loss.png if matplotlib is installed.
-
-The loop is train(), below the options. The first time, skip the options, and read only the loop.
+Options of the command line count more than those of a file, and these more than the defaults below. A run lives in
+out/<run>/: last.pt (to resume), best.pt (to sample), log.jsonl (options and losses), and loss.png.
 """
 
+import contextlib
+import ctypes
+import json
 import math
+import os
+import signal
 import sys
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, fields
+import tomllib
+from collections import defaultdict
+from dataclasses import asdict, dataclass
+from itertools import pairwise
 from pathlib import Path
-from typing import Literal, TextIO
+from typing import Literal
 
 import numpy as np
 import torch
+import torch.distributed as dist
 
-import console
-import runtime
-from checkpoint import check_tokenizer, load_checkpoint, load_weights, note_if_changed
-from console import Fraction, NonNegative, NonNegativeFloat, PathStr, Positive, UserError, option
-from dataset import DATA, Dataset, load
-from files import verify
-from folder import (
-    check_finite,
-    load_progress,
-    open_run,
-    read_toml,
-    refuse_changes,
-    report,
-    restore,
-    save,
-    save_progress,
-    write_line,
-)
-from model import GPT, ConfigError, GPTConfig
-from optim import full_tensor, lr_fraction, make_optimizer, set_lr
-from runtime import StopSignal, Worker
-from windows import cut_into_windows, document_edges, evaluation_windows, mean_loss, read_windows
+from common import RANK, WORLD_SIZE, UserError, load_checkpoint, make_config, pick_device, read_options, run, save_model
+from model import GPT, GPTConfig, check_positive, model_options
+
+RUN_FILES = ("last.pt", "best.pt", "loss.png", "log.jsonl")
+MAY_CHANGE = ("dropout", "flash", "train_temperature")  # options of the model that do not determine its weights
 
 
 @dataclass
 class TrainConfig(GPTConfig):
-    """The options of a run: the options of GPTConfig, and how to train. Raises ConfigError."""
+    dataset: str = "names"  # names, python, shakespeare, or another folder in data/
+    out_dir: str = ""  # folder of the run; by default out/ and the name of the config or dataset
+    init_from: str = "scratch"  # scratch; resume; or weights to start from: out/names, or gpt2
+    seed: int = 1337  # random seed for initialization, batches and dropout
+    block_size: int = 32  # context length in tokens; the longest name has 15 letters
+    batch_size: int = 128  # pieces of text (windows) in memory at a time: a micro-batch
+    gradient_accumulation_steps: int = 1  # micro-batches per step, of all processes together
+    max_iters: int = 1000  # number of steps
+    optimizer: Literal["muon", "adamw"] = "muon"  # muon: for the matrices in the blocks, and adamw for the others
+    learning_rate: float = 3e-3  # peak learning rate of adamw
+    muon_learning_rate: float = 0.01  # peak learning rate of muon
+    schedule: Literal["constant", "linear", "cosine", "wsd"] = "linear"  # wsd: falls in the last fifth
+    warmup_iters: int = 20  # steps in which the learning rates rise to their peaks
+    min_lr: float = 0.0  # final learning_rate; muon's falls to the same fraction
+    weight_decay: float = 0.0  # matrices shrink by lr * weight_decay in each step
+    beta2: float = 0.95  # adamw: decay rate of the moving average of the squared gradient
+    momentum: float = 0.95  # muon: decay rate of the moving average of the gradient
+    grad_clip: float = 1.0  # scale the gradient down to this norm, if it is larger; 0: off
+    log_interval: int = 20  # log every so many steps
+    eval_interval: int = 200  # evaluate on the validation split, and save, every so many steps
+    eval_tokens: int = 40_000  # evaluate on about this many tokens, evenly spaced; 0: as many as val has
+    device: str = "auto"  # cpu, cuda, cuda:1, mps; auto: the best available
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"  # of matrix multiplications; auto: a fast one
+    compile: bool = False  # torch.compile: slow start, then faster, above all on a GPU
 
-    config: PathStr = option("", "a file of options, such as config/names.toml")
-    dataset: str = option("python", "python, words, names, shakespeare, or a folder in data/")
-    out_dir: PathStr = option("", "folder of the run (default: out/ and the name of the config, or dataset)")
-    init_from: PathStr = option(
-        "scratch",
-        "scratch; resume; auto: resume if there is a last.pt; or weights to start from: out/names, or gpt2",
-    )
-    seed: NonNegative = option(1337, "random seed for initialization, batches and dropout")
-
-    # GPTConfig has 0: a plain GPT. In a short run on Shakespeare, 3 lowers the loss by 0.18 (docs/ablations.md)
-    lookback: NonNegative = option(
-        3, "previous-token embeddings: number of earlier tokens that add an embedding to a token's own; 0: off"
-    )
-    document_mask: bool = option(False, "no token attends to an earlier document, such as the name before in a list")
-    batch_size: Positive = option(8, "sequences of block_size tokens in a micro-batch: in memory at a time")
-    gradient_accumulation_steps: Positive = option(
-        1, "micro-batches per step, of all processes together: a larger batch in the same memory"
-    )
-    max_iters: Positive = option(700, "number of steps")
-    early_stop: NonNegative = option(0, "patience: stop after this many evaluations without improvement; 0: off")
-
-    optimizer: Literal["sgd", "adam", "adamw", "muon"] = option(
-        "muon", "update rule; muon: for the matrices in the blocks, and adamw for all other parameters"
-    )
-    learning_rate: NonNegativeFloat = option(1e-2, "peak learning rate, except for muon's matrices")
-    muon_learning_rate: NonNegativeFloat = option(0.03, "peak learning rate of muon's matrices")
-    schedule: Literal["constant", "linear", "cosine", "inverse_sqrt", "step", "wsd"] = option(
-        "linear", "how the learning rate changes after the warmup: formulas in optim.py"
-    )
-    warmup_iters: NonNegative = option(20, "steps in which the learning rate rises to its peak")
-    min_lr: NonNegativeFloat = option(0.0, "final learning_rate; muon's falls to the same fraction")
-    weight_decay: NonNegativeFloat = option(
-        0.0, "matrices shrink by lr * weight_decay in each step (sgd, adam: weight_decay * p is added to the gradient)"
-    )
-    beta1: Fraction = option(0.9, "adam, adamw: decay rate of the moving average of the gradient")
-    beta2: Fraction = option(0.95, "adam, adamw: decay rate of the moving average of the squared gradient")
-    momentum: Fraction = option(0.95, "momentum of muon and sgd")
-    grad_clip: NonNegativeFloat = option(1.0, "scale the gradient down to this norm, if it is larger; 0: off")
-
-    log_interval: Positive = option(20, "log every so many steps")
-    eval_interval: Positive = option(100, "evaluate on the validation split every so many steps")
-    eval_tokens: NonNegative = option(40_000, "evaluate on about this many tokens, evenly spaced; 0: all")
-    checkpoint_interval: Positive = option(100, "save last.pt every so many steps")
-    sample_tokens: NonNegative = option(400, "length of the sample at the end, in tokens")
-
-    device: str = option("auto", "cpu, cuda, cuda:1, mps; auto: the best available")
-    dtype: Literal["auto", "float32", "bfloat16", "float16"] = option(
-        "auto", "number format of matrix multiplications; auto: a fast one"
-    )
-    compile: bool = option(False, "torch.compile: slow start, then faster, above all on a GPU")
-    fsdp: bool = option(False, "with torchrun: each GPU keeps a part of a model that does not fit on one (FSDP)")
-
-    def model_config(self) -> GPTConfig:
-        """The options of the model alone, as they are saved with its weights."""
-        return GPTConfig(**{f.name: getattr(self, f.name) for f in fields(GPTConfig)})
-
-    def options(self) -> dict:
-        """Return the options that a user can set."""
-        options = dict(vars(self))
-        del options["vocab_size"], options["start_token"]  # the dataset sets them
-        return options
-
-    def tokens_per_step(self) -> int:
-        return self.gradient_accumulation_steps * self.batch_size * self.block_size
+    def __post_init__(self):
+        super().__post_init__()
+        check_positive(self, "batch_size", "gradient_accumulation_steps", "learning_rate")
+        check_positive(self, "log_interval", "eval_interval")
 
 
-# ----------------------------------------------------------------------------- the loop
-# A batch is computed in micro-batches, as many sequences as fit into memory at a time. A Run, below,
-# holds everything that the loop needs. If torchrun starts several processes, each runs this loop with
-# its part of every batch, see distributed.py: rank is the number of a process, world_size how many
-# there are. A Worker's methods sum(), mean() ... exchange numbers with the others, if there are any.
+# A window is a piece of the text that the model reads at once, a pair (start, stop): the tokens from start to stop - 1
+# are inputs, those from start + 1 to stop are targets. A window ends where its document ends, such as a name.
 
 
-def train(run: "Run") -> None:
-    """Train until the last step, early stopping, or a signal such as Ctrl-C."""
-    config = run.config
-    worker = run.worker
-    optimizer = run.optimizer
-    scaler = run.scaler
-    progress = run.progress
-    with StopSignal() as stop:
-        if progress.evaluation_due:  # in a resumed run: its last evaluation is missing
-            validate(run, stop, save_now=True)
-        while not run.is_over():
-            began = time.perf_counter()
-            progress.step += 1
-            step = progress.step
-
-            # ---- batch: micro-batches (x, y): x (B, T) are token ids, y (B, T) the next token of each
-            # (Dropout's seed follows from seed, step and rank, so a resumed run repeats it exactly.)
-            torch.manual_seed((config.seed << 32) + step * worker.world_size + worker.rank)
-            batches = list(training_batches(run.data.train, run.starts, config, step, worker))
-            rows = sum(len(x) for x, _ in batches)
-
-            # ---- forward and backward: the gradients of the micro-batches add up in each p.grad
-            # (The model is in training mode, except in an evaluation: see mean_loss().)
-            loss = torch.zeros((), device=worker.device)
-            for i, (x, y) in enumerate(batches):
-                # Averaging over processes takes time. Once is enough: in the last micro-batch
-                worker.set_averaging(i == len(batches) - 1)
-                # loss_function copies x and y to the device, and calls the model for their mean loss.
-                weight = len(x) / rows  # with several processes, the last micro-batch can have fewer rows
-                part = run.loss_function(x, y) * weight
-                # In float16, small gradients would become 0, so the scaler multiplies the loss, and
-                # with it all gradients, by a large factor. In other dtypes it does nothing.
-                scaler.scale(part).backward()
-                loss += part.detach()
-
-            # ---- clip: a single bad batch must not throw the model far off
-            scaler.unscale_(optimizer)  # divides the gradients by the scaler's factor
-            limit = config.grad_clip or math.inf  # 0: only measure the norm
-            grad_norm = torch.nn.utils.clip_grad_norm_(run.model.parameters(), limit)
-
-            # ---- update: set the learning rate (a fraction of each group's peak), change the parameters
-            set_lr(optimizer, lr_fraction(step, config))
-            scaler.step(optimizer)  # optimizer.step(); in float16, skipped if a gradient is infinite
-            scaler.update()  # in float16: a smaller factor after an infinite gradient, else a larger one
-            run.model.zero_grad(set_to_none=True)
-
-            # ---- everything below is for people: log, save, evaluate
-            progress.losses.append(worker.mean(loss))  # a tensor, which a GPU may still have to compute
-            run.stopped = worker.any(stop.requested)  # a signal to one process stops all
-            last = step == config.max_iters
-            log_now = last or step % config.log_interval == 0
-            progress.evaluation_due = last or step % config.eval_interval == 0
-            save_now = run.is_over() or step % config.checkpoint_interval == 0
-            if log_now or save_now or progress.evaluation_due:
-                read_losses(run)  # waits until a GPU has computed them, so the time below is right
-            progress.train_seconds += time.perf_counter() - began
-            if log_now:
-                log_training(run, grad_norm)
-            if save_now:
-                save_progress(run)  # last.pt, before an evaluation, which can take long: if killed, it is repeated
-            if progress.evaluation_due and not run.stopped:
-                validate(run, stop, save_now)  # saves best.pt if the loss is the lowest so far, and last.pt again
+def cut_windows(data, split, config, n_tokens=math.inf):
+    """Cut a split into windows (n, 2) of at most block_size tokens, in which each token except the first is a target
+    once. n_tokens: only some of the windows, evenly spaced, with about so many targets."""
+    tokens = data.splits[split]
+    edges = [0, len(tokens) - 1]
+    if data.separator is not None:
+        edges = np.flatnonzero(tokens == data.separator)  # where a document starts, and the one before ends
+    starts = np.concatenate([np.arange(start, stop, config.block_size) for start, stop in pairwise(edges)])
+    stops = np.append(starts[1:], edges[-1])
+    windows = np.stack((starts, stops), axis=1)
+    n = max(int(len(windows) * min(n_tokens / len(tokens), 1)), 1)
+    return windows[np.arange(n) * len(windows) // n]
 
 
-def training_batches(tokens, starts, config: TrainConfig, step: int, worker: Worker) -> Iterator[tuple]:
-    """The micro-batches of a step: inputs and targets (B, T) of windows at random positions in the
-    text. The positions follow from (seed, step) alone, so a resumed run sees the same windows as an
-    uninterrupted run. starts: the positions to choose from; None: all."""
+def get_batch(tokens, windows, device):
+    """Inputs and targets of windows (B, 2): (B, T) each, where T is the length of the longest window. A shorter one is
+    filled up with targets of -1, which the loss ignores."""
+    starts, stops = windows.T[:, :, None]  # (B, 1) each
+    T = (stops - starts).max()
+    positions = starts + np.arange(T + 1)  # (B, T + 1): inputs, and the last target
+    ids = torch.from_numpy(tokens[np.minimum(positions, stops)].astype(np.int64))
+    x = ids[:, :-1]
+    y = ids.where(torch.from_numpy(positions <= stops), -1)[:, 1:]
+    if device.type == "cuda":  # the CPU need not wait for a copy from pinned memory
+        x = x.pin_memory()
+        y = y.pin_memory()
+    return x.to(device, non_blocking=True), y.to(device, non_blocking=True)
+
+
+def micro_batches(data, windows, config, step, device):
+    """Yield the micro-batches of a step in this process: inputs, targets, and their share of all targets. They follow
+    from seed and step alone. windows: those to draw from; None: they can start anywhere in a long text."""
+    tokens = data.splits["train"]
     rng = np.random.default_rng((config.seed, step))
-    T = config.block_size
-    n = config.gradient_accumulation_steps * config.batch_size  # in all processes together
-    if starts is None:
-        n_places = len(tokens) - T  # the last target, T tokens later, must be in the text
-        drawn = rng.integers(n_places, size=n)
+    n = config.gradient_accumulation_steps * config.batch_size
+    if windows is None:
+        starts = rng.integers(len(tokens) - config.block_size, size=n)
+        drawn = np.stack((starts, starts + config.block_size), axis=1)
     else:
-        index = rng.integers(len(starts), size=n)
-        drawn = starts[index]
-    mine = np.split(drawn, worker.world_size)[worker.rank]  # several processes draw the same, and take a part each
+        drawn = windows[rng.integers(len(windows), size=n)]
+    n_targets = np.diff(drawn).sum()  # stop - start of each window
+    mine = drawn[RANK::WORLD_SIZE]
     for i in range(0, len(mine), config.batch_size):
-        window_starts = mine[i : i + config.batch_size]  # (B,)
-        window_stops = window_starts + T
-        yield read_windows(tokens, window_starts, window_stops, T)
+        part = mine[i : i + config.batch_size]
+        x, y = get_batch(tokens, part, device)
+        yield x, y, np.diff(part).sum() / n_targets
 
 
-def training_starts(data: Dataset, block_size: int) -> np.ndarray | None:
-    """The positions that training_batches() chooses from. In a text with documents, windows start where
-    a document starts, as a sample does, and in a long document also every block_size tokens later.
-    block_size tokens must follow in the text. None for a text without documents: all positions."""
-    if data.separator is None:
-        return None
-    edges = document_edges(data.train, data.separator)
-    starts, _ = cut_into_windows(edges, block_size)
-    return starts[starts < len(data.train) - block_size]
+@torch.no_grad()
+def evaluate(model, data, split, config, autocast):
+    """The mean loss over windows of a split, in nats per token. Several processes split the windows."""
+    windows = cut_windows(data, split, config, config.eval_tokens or len(data.splits["val"]))[RANK::WORLD_SIZE]
+    total = 0.0
+    count = 0
+    model.eval()
+    for i in range(0, len(windows), config.batch_size):
+        x, y = get_batch(data.splits[split], windows[i : i + config.batch_size], model.device)
+        with autocast:
+            _, loss = model(x, y)
+        n = y.ne(-1).sum().item()
+        total += loss.item() * n
+        count += n
+    model.train()
+    return sum_of_all(total) / sum_of_all(count)
 
 
-@dataclass
-class Progress:
-    """How far a run has come. last.pt stores it under these names, so a resumed run continues from here."""
-
-    step: int = 0  # steps that are done
-    seconds: float = 0.0  # from the start to the last save; Run.seconds() is from the start to now
-    train_seconds: float = 0.0  # in the steps alone, without evaluating and saving
-    logged_at: float = 0.0  # train_seconds at the last line of the log
-    # The training loss of each step since that line, a tensor until read_losses() makes it a number
-    losses: list = field(default_factory=list)
-    best: float = math.inf  # the lowest validation loss
-    evaluations_since_best: int = 0
-    evaluation_due: bool = False  # is the evaluation after this step still missing?
+def sum_of_all(value):
+    """The sum of a number over all processes."""
+    total = torch.tensor(value, dtype=torch.float64)
+    if WORLD_SIZE > 1:
+        dist.all_reduce(total)
+    return total.item()
 
 
-@dataclass
-class Run:
-    """All that a process needs for its steps."""
-
-    config: TrainConfig
-    data: Dataset
-    worker: Worker  # this process, its device and dtype
-    model: GPT
-    loss_function: Callable  # loss_function(x, y): calls the model; x and y (B, T) lie on the CPU
-    optimizer: object  # optim.Optimizer, or torch.optim's, if its step() needs no arguments
-    scaler: torch.amp.GradScaler  # for float16
-    starts: np.ndarray | None  # the positions that training_batches() chooses from; None: all
-    windows: tuple  # (starts, stops) of the pieces of the validation split to evaluate on
-    progress: Progress
-    log: TextIO | None = None  # log.jsonl, locked against other runs; None except in the first process
-    began: float = 0.0  # time.perf_counter() at the start, as if the run had not been interrupted
-    stopped: bool = False  # has a signal come?
-
-    def is_over(self) -> bool:
-        patience = self.config.early_stop
-        early = 0 < patience <= self.progress.evaluations_since_best
-        return self.stopped or early or self.progress.step >= self.config.max_iters
-
-    def seconds(self) -> float:
-        return time.perf_counter() - self.began
-
-
-# ----------------------------------------------------------------------------- log, evaluate, save
-# All processes call these functions, as they wait for each other in some of them. Rank 0 writes.
-
-
-def read_losses(run: Run) -> None:
-    """Turn the losses since the last line of the log into numbers, and stop if one is NaN."""
-    losses = [float(loss) for loss in run.progress.losses]
-    run.progress.losses = losses
-    check_finite("training loss", sum(losses), run)
-
-
-def log_training(run: Run, grad_norm: torch.Tensor) -> None:
-    """Print and log the mean loss since the last line, and how fast the steps are."""
-    config = run.config
-    progress = run.progress
-    n_steps = len(progress.losses)
-    loss = sum(progress.losses) / n_steps
-    lr = lr_fraction(progress.step, config) * config.learning_rate
-    norm = float(full_tensor(grad_norm))  # with FSDP, a process has only a part of a tensor
-    seconds = progress.train_seconds - progress.logged_at
-    tokens_per_second = n_steps * config.tokens_per_step() / seconds
-    rate = run.worker.rate(tokens_per_second * run.model.flops_per_token())
-    rate_text = f"{rate['gflops']:,.1f} GFLOP/s" if "gflops" in rate else f"mfu {rate['mfu']:.1%}"
-    seconds_left = run.seconds() / progress.step * (config.max_iters - progress.step)
-    minutes, rest = divmod(seconds_left, 60)
-    text = f"train loss {loss:.4f}  lr {lr:.2e}  grad norm {norm:.2f}"
-    text = f"{text}  {tokens_per_second:,.0f} tokens/s  {rate_text}  eta {minutes:.0f}:{int(rest):02}"
-    figures = {"train": loss, "lr": lr, "grad_norm": norm, "tokens_per_second": round(tokens_per_second), **rate}
-    write_line(run, text, figures)
-    progress.losses = []
-    progress.logged_at = progress.train_seconds
-
-
-def validate(run: Run, stop: StopSignal, save_now: bool) -> None:
-    """Compute the validation loss, and save the model if it is the best so far. A signal ends the
-    evaluation, which then stays due. save_now: save last.pt afterwards, not only if the run is over."""
-    progress = run.progress
-    show = console.progress("evaluating", len(run.windows[0]), "windows")
-
-    def is_stopped(done: int) -> bool:
-        if run.worker.rank == 0:
-            show(done)
-        run.stopped = run.worker.any(stop.requested)
-        return run.stopped
-
-    batch_size = run.config.batch_size
-    val = mean_loss(run.model, run.loss_function, run.data.val, run.windows, batch_size, run.worker, is_stopped)
-    if not run.stopped:
-        check_finite("validation loss", val, run)
-        progress.evaluation_due = False
-        progress.evaluations_since_best += 1
-        news = f"lowest so far {progress.best:.4f}"
-        if val < progress.best:
-            progress.best = val
-            progress.evaluations_since_best = 0
-            save(run, "best.pt", val=val)
-            news = "new best, saved best.pt"
-            uniform = math.log(run.data.vocab_size)
-            if val > uniform:
-                news = f"saved best.pt, still above the uniform loss of {uniform:.4f}"
-        bits = run.data.bits_per_byte(val, "val")
-        write_line(run, f"val loss {val:.4f}  ({bits:.4f} bits/byte)  {news}", {"val": val})
-    if save_now or run.is_over():  # early stopping, or a signal
-        save_progress(run)
+def train(config, data, model, checkpoint, autocast):
+    """Train until the last step, or a signal such as Ctrl-C. Returns whether one came. autocast: of pick_device()."""
+    windows = None if data.separator is None else cut_windows(data, "train", config)
+    optimizer = Optimizer(model, config, autocast.fast_dtype)
+    # In float16, small gradients would become 0. So the scaler multiplies the loss, and later divides the gradients
+    scaler = torch.amp.GradScaler(model.device.type, enabled=autocast.fast_dtype == torch.float16)
+    step = 0
+    best = math.inf  # the lowest validation loss
+    if "optimizer" in checkpoint:  # a resumed run
+        step = checkpoint["step"]
+        best = checkpoint["best"]
+        optimizer.load_state_dict(checkpoint["optimizer"])
+        scaler.load_state_dict(checkpoint["scaler"])
+    stopped = False
+    losses = []  # of the steps since the last line of the log
+    began = time.perf_counter()
+    with open_log(config, step) as log, catch_signals() as signals:
+        while step < config.max_iters and not stopped:
+            step += 1
+            # Dropout follows from seed, step and rank, so that a resumed run repeats it exactly
+            torch.manual_seed(hash((config.seed, step, RANK)))
+            # ---- forward and backward: the gradients of the micro-batches, and of all processes, add up in p.grad
+            losses.append(0.0)
+            for x, y, share in micro_batches(data, windows, config, step, model.device):
+                with autocast:
+                    _, loss = model(x, y)
+                scaler.scale(loss * share).backward()
+                losses[-1] += loss.detach() * share
+            if WORLD_SIZE > 1:
+                for p in model.parameters():
+                    dist.all_reduce(p.grad)
+            # ---- clip, so that a single bad batch does not throw the model far off, and update
+            scaler.unscale_(optimizer)
+            torch.nn.utils.clip_grad_norm_(model.parameters(), config.grad_clip or math.inf)
+            scaler.step(optimizer, lr_fraction(step, config))  # optimizer.step(), unless a gradient is infinite
+            scaler.update()
+            model.zero_grad()
+            # ---- log, evaluate, save
+            stopped = sum_of_all(len(signals))  # how many: a signal to one process stops all
+            evaluate_now = step == config.max_iters or step % config.eval_interval == 0
+            if evaluate_now or stopped or step % config.log_interval == 0:
+                log_steps(log, config, step, losses, began)
+                losses = []
+            if evaluate_now:
+                val = evaluate(model, data, "val", config, autocast)
+                write_line(log, step, val=val)
+                check_finite(val)
+                if val < best:
+                    best = val
+                    save(config, data, model, "best.pt", step=step, val=val)
+            if evaluate_now or stopped:
+                states = {"optimizer": optimizer.state_dict(), "scaler": scaler.state_dict()}
+                save(config, data, model, "last.pt", step=step, best=best, **states)
+            if not losses:
+                began = time.perf_counter()  # after a line: so evaluating and saving do not count
+    sum_of_all(0)  # waits until the first process has saved
+    return step < config.max_iters
 
 
-# ----------------------------------------------------------------------------- how a run starts
+def log_steps(log, config, step, losses, began):
+    """Log the mean loss of the steps since the last line, and how fast they were."""
+    loss = sum_of_all(sum(losses).item()) / len(losses)  # each process has a part of it
+    check_finite(loss)
+    seconds = (time.perf_counter() - began) / len(losses)  # per step
+    seconds_left = (config.max_iters - step) * seconds
+    write_line(log, step, train=loss, ms_per_step=1000 * seconds, seconds_left=seconds_left)
 
 
-def read_config(doc: str) -> tuple[TrainConfig, dict]:
-    """The config of the command line, and the checkpoint that the run starts from, or {}."""
-    given = console.read_options(TrainConfig, doc, "config")
-    if "config" in given:
-        given = {**read_toml(given["config"], TrainConfig), **given}
-    if "out_dir" not in given:
-        name = Path(given.get("config", "")).stem or given.get("dataset", TrainConfig.dataset)
-        given["out_dir"] = f"out/{name}"
-    last = Path(given["out_dir"], "last.pt")
+def write_line(log, step, **figures):
+    log.write(json.dumps({"step": step, **figures}) + "\n")
+    cells = [f"{name} {value:.5g}" for name, value in figures.items()]
+    with contextlib.suppress(OSError):  # the terminal may be gone, and then a signal ends the run
+        print(f"step {step:>5}", *cells, sep="  ", flush=True)
+
+
+class Optimizer:  # torch.optim has a slower Muon, and takes a second to start
+    def __init__(self, model, config, dtype):
+        self.config = config
+        self.dtype = dtype  # of Muon's matrix multiplications
+        self.updates = 0
+        self.params = dict(model.named_parameters())
+        self.param_groups = [{"params": list(model.parameters())}]  # where GradScaler looks for the gradients
+        self.averages = []  # moving averages of each parameter, (1 or 2, *shape): Muon has one, AdamW two
+        in_blocks = set(model.transformer.h.parameters())
+        for p in self.params.values():
+            by_muon = config.optimizer == "muon" and p in in_blocks and p.dim() == 2
+            self.averages.append(p.new_zeros(1 if by_muon else 2, *p.shape))
+
+    @torch.no_grad()
+    def step(self, fraction):
+        """Update the parameters, with this fraction of the peak learning rates."""
+        config = self.config
+        self.updates += 1
+        matrices = defaultdict(list)  # {shape: pairs of a matrix and its direction}
+        for (name, p), averages in zip(self.params.items(), self.averages, strict=True):
+            if len(averages) == 2:
+                adamw(p, *averages, self.updates, fraction * config.learning_rate, config)
+                continue
+            m = averages[0]
+            m.lerp_(p.grad, 1 - config.momentum)  # m + (1 - momentum) (grad - m)
+            u = p.grad.lerp(m, config.momentum)  # m after one more step of the same gradient (Nesterov)
+            kv = config.head_dim * config.n_kv_head
+            rows = [config.n_embd, kv, kv] if "c_attn" in name else len(p)  # c_attn has three matrices: for q, k, v
+            for matrix, direction in zip(p.split(rows), u.split(rows), strict=True):
+                matrices[matrix.shape].append((matrix, direction))
+        for pairs in matrices.values():  # matrices of one shape together, which is faster
+            muon(pairs, fraction * config.muon_learning_rate, config, self.dtype)
+
+    def state_dict(self):
+        return {"updates": self.updates, "averages": self.averages}
+
+    def load_state_dict(self, state):
+        self.updates = state["updates"]
+        for averages, saved in zip(self.averages, state["averages"], strict=True):
+            averages.copy_(saved)
+
+
+def adamw(p, m, v, t, lr, config):
+    """The t-th update of p. m is a moving average of the gradients, v of their squares, so each step is about lr,
+    whatever the scale of the gradient. Both start at 0, and dividing by 1 - beta^t makes up for that."""
+    if p.dim() > 1:
+        p.mul_(1 - lr * config.weight_decay)
+    m.lerp_(p.grad, 0.1)  # m + (1 - beta1) (grad - m), where beta1 is 0.9
+    v.lerp_(p.grad * p.grad, 1 - config.beta2)
+    root = (v / (1 - config.beta2**t)).sqrt() + 1e-8
+    size = lr / (1 - 0.9**t)
+    p.addcdiv_(m, root, value=-size)
+
+
+def muon(pairs, lr, config, dtype):
+    """Update matrices of one shape by their momentum, orthogonalized (Jordan et al. 2024): if its singular value
+    decomposition is U S V^T, by about U V^T. So a matrix changes in all these directions equally."""
+    u = torch.stack([direction for _, direction in pairs])
+    _, rows, columns = u.shape
+    x = u.mT if rows > columns else u  # x x^T is then the smaller square
+    norm = x.norm(dim=(1, 2), keepdim=True) + 1e-7  # at least the largest singular value
+    x = (x / norm).to(dtype)
+    for _ in range(5):  # Newton-Schulz: a x + b (x x^T) x + c (x x^T)^2 x brings all singular values near 1
+        square = x @ x.mT
+        square = torch.baddbmm(square, square, square, beta=-4.7750, alpha=2.0315)  # b x x^T + c (x x^T)^2
+        x = torch.baddbmm(x, square, x, beta=3.4445)
+    x = x.mT if rows > columns else x
+    size = lr * math.sqrt(max(1, rows / columns))  # a tall matrix changes its outputs as much as a square one
+    for (matrix, _), direction in zip(pairs, x, strict=True):
+        matrix.mul_(1 - lr * config.weight_decay)
+        matrix.sub_(direction, alpha=size)
+
+
+def lr_fraction(step, config):
+    """The learning rate at `step` (from 1), as a fraction of its peak: linear warmup, then by schedule."""
+    start = config.warmup_iters
+    end = config.max_iters + 1  # so that the last step is not 0
+    if step < start:
+        return step / start
+    if config.schedule == "constant":
+        return 1.0
+    if config.schedule == "wsd":  # warmup, stable, decay (Hu et al. 2024)
+        start = max(start, 0.8 * end)
+    remaining = min((end - step) / (end - start), 1.0)  # falls from 1 to nearly 0
+    if config.schedule == "cosine":
+        remaining = (1 - math.cos(math.pi * remaining)) / 2
+    floor = config.min_lr / config.learning_rate
+    return floor + (1 - floor) * remaining
+
+
+def check_finite(value):
+    if not math.isfinite(value):
+        raise UserError("training diverged, and is not saved; resume with lower learning rates, or more warmup")
+
+
+def save(config, data, model, name, **entries):
+    """Write a checkpoint, unless a weight is NaN or infinite: a model that diverged never replaces a good one."""
+    check_finite(sum(p.detach().sum() for p in model.parameters()))
+    if RANK == 0:
+        entries.update(dataset=data.name, separator=data.separator, start_token=data.start_token)
+        save_model(Path(config.out_dir, name), model, data.tokenizer, **entries)
+
+
+def open_log(config, step):
+    """Open log.jsonl, an object per line: options, then losses. A resumed run adds to it; a new one moves the files of
+    an earlier run, and no others, into a new folder."""
+    if RANK > 0:
+        return open(os.devnull, "w")
+    folder = Path(config.out_dir)
+    folder.mkdir(parents=True, exist_ok=True)
+    earlier = [folder / name for name in RUN_FILES if (folder / name).exists()]
+    if earlier and step == 0:
+        target = Path(f"{folder}-{time.strftime('%Y%m%d-%H%M%S')}")
+        target.mkdir()
+        for file in earlier:
+            file.rename(target / file.name)
+        print(f"moved the earlier run to {target}")
+    log = open(folder / "log.jsonl", "a", buffering=1)  # noqa: SIM115
+    log.write(json.dumps(asdict(config)) + "\n")
+    return log
+
+
+@contextlib.contextmanager
+def catch_signals():
+    """A list of the signals that came, so that the loop can end after a step. A second Ctrl-C ends the run at once."""
+    came = []
+
+    def handle(number, _):
+        came.append(number)
+        if number == signal.SIGINT and WORLD_SIZE == 1:  # torchrun sends each Ctrl-C twice
+            signal.signal(number, signal.SIG_DFL)
+
+    before = {}
+    for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1"):
+        number = getattr(signal, name, None)  # Windows has only the first two
+        if number and signal.getsignal(number) != signal.SIG_IGN:  # nohup ignores SIGHUP
+            before[number] = signal.signal(number, handle)
+    try:
+        yield came
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def read_config():
+    """The config of the command line, and the checkpoint that the run starts from, or {}. Raises UserError."""
+    name = ""
+    for word in sys.argv[1:]:
+        if word.endswith(".toml"):  # replace it by its options, at the front: later ones count more
+            path = Path(word.removeprefix("--config="))
+            name = path.stem
+            try:
+                values = tomllib.loads(path.read_text(encoding="utf-8"))
+            except ValueError as error:
+                raise UserError(f"{path} is not TOML ({error}); write lines such as n_layer = 4") from error
+            sys.argv.remove(word)
+            sys.argv[1:1] = [f"--{key}={value}" for key, value in values.items()]
+    given = read_options(TrainConfig, __doc__)
+    name = name or given.get("dataset", TrainConfig.dataset)
+    given.setdefault("out_dir", f"out/{name}")
     init_from = given.get("init_from", "scratch")
-    if init_from == "auto":
-        init_from = "resume" if last.exists() else "scratch"
     if init_from == "scratch":
-        given["init_from"] = init_from
-        return TrainConfig(**given), {}
-    if init_from == "resume":
-        checkpoint = load_progress(last, TrainConfig)
-        # If an option of the model was added after the run, config lacks it, and model_config has GPTConfig's
-        # default, which means: as before. (TrainConfig's default can mean something new.)
-        before = {**checkpoint["model_config"], **checkpoint["config"]}
-        given["init_from"] = before["init_from"]  # config.toml still says what the run began with
-    else:
-        checkpoint = load_checkpoint(init_from)
-        checkpoint.pop("optimizer", None)  # a new run begins with the weights alone
-        before = dict(checkpoint["model_config"])
-        before["document_mask"] = before["start_token"] is not None
-    config = TrainConfig(**{**before, **given})
-    refuse_changes(config, checkpoint)
+        return make_config(TrainConfig, given), {}
+    is_resumed = init_from == "resume"
+    checkpoint = load_checkpoint(f"{given['out_dir']}/last.pt" if is_resumed else init_from)
+    saved = checkpoint["config"]
+    fixed = model_options(saved)
+    if is_resumed:
+        fixed["optimizer"] = saved["optimizer"]
+    else:  # a new run begins with the weights alone
+        saved = fixed
+        checkpoint.pop("optimizer", None)
+    config = make_config(TrainConfig, {**saved, **given})
+    for name, value in fixed.items():
+        if name not in MAY_CHANGE and getattr(config, name) != value:
+            raise UserError(f"{name} is {value} in the checkpoint; leave out --{name}")
     return config, checkpoint
 
 
-def set_up() -> tuple[TrainConfig, dict, Dataset, Worker]:
-    """Read the options, and open the checkpoint and the data. Raises UserError if they do not fit together."""
-    config, checkpoint = read_config(__doc__)
-    worker = Worker.pick(config.device, config.dtype)
-    config.dtype = str(worker.dtype).removeprefix("torch.")  # no longer auto: a resumed run has the same dtype
-    data = load(config.dataset)  # data/<dataset>/, which prepare_data.py makes
-    hashes = {f"{split}.bin": sha256 for split, sha256 in data.hashes().items()}
-    verify(DATA / data.name, hashes)
-    data.need(config.block_size + 1, f"--block_size={config.block_size} and a target")
-    if checkpoint:
-        check_tokenizer(checkpoint, data.tokenizer, data.name)
-        if checkpoint.get("step", 0) > config.max_iters and "optimizer" in checkpoint:
-            steps = checkpoint["step"]
-            raise UserError(f"{steps} steps are done, more than --max_iters={config.max_iters}; give a larger number")
-    if config.document_mask and data.start_token is None:
-        raise UserError(f"{data.name} is one long text; use --document_mask=false")
-    if config.compile:
-        runtime.check_compiler(worker.device)
-    return config, checkpoint, data, worker
+def report(config, data, model, autocast):
+    """Print the losses of the best model, samples, and the result line; draw loss.png."""
+    from sample import Options, answer  # here: only the report needs it
+
+    best = load_checkpoint(config.out_dir)
+    model.load_state_dict(best["model"])
+    result = f"\nresult: model=gpt dataset={data.name} params={model.num_params()}"
+    for split in data.splits:
+        loss = evaluate(model, data, split, config, autocast)
+        bits = data.bits_per_byte(loss, split)
+        perplexity = np.exp(loss)  # infinite above 709
+        print(f"{split:5}  {loss:.4f} nats per token, perplexity {perplexity:.2f}, {bits:.4f} bits per byte")
+        result += f" {split}={loss:.4f}"
+    if RANK == 0:
+        draw_losses(Path(config.out_dir))
+    print("\nsamples of the best model, temperature 0.8:")
+    answer(model.eval(), best, data.tokenizer, "", Options())
+    print(f"{result} out_dir={config.out_dir}")
 
 
-def start_run(config: TrainConfig, checkpoint: dict, data: Dataset, worker: Worker) -> Run:
-    """Make the model and everything that trains it. If there is a checkpoint, the weights come from it,
-    and a resumed run continues where it stopped. The checkpoint is emptied, to free its memory."""
+def draw_losses(folder):
+    """Draw the losses in log.jsonl into loss.png, if matplotlib is installed."""
+    try:
+        from matplotlib.figure import Figure
+    except ImportError:
+        return
+    with open(folder / "log.jsonl") as lines:
+        log = [json.loads(line) for line in lines]
+    axes = Figure().subplots()
+    axes.set(xlabel="step", ylabel="loss, nats per token")
+    for name in ("train", "val"):
+        losses = {entry["step"]: entry[name] for entry in log if name in entry}
+        axes.plot(losses.keys(), losses.values(), label=name)
+    axes.legend()
+    axes.figure.savefig(folder / "loss.part.png")
+    os.replace(folder / "loss.part.png", folder / "loss.png")
+
+
+def main():
+    from prepare_data import load  # here: it is no part of training
+
+    config, checkpoint = read_config()
+    if sys.platform == "linux":  # keep freed memory: to request it again takes 5 % of a small step
+        libc = ctypes.CDLL(None)
+        libc.mallopt(-3, 2**25)  # M_MMAP_THRESHOLD: larger blocks are mapped separately
+        libc.mallopt(-1, 2**31 - 1)  # M_TRIM_THRESHOLD: freed bytes that are returned
+    device, autocast = pick_device(config.device, config.dtype)
+    if WORLD_SIZE > 1:
+        dist.init_process_group()  # NCCL for tensors on GPUs, gloo for those on the CPU
+    if RANK > 0:
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115
+    data = load(config.dataset)
+    if checkpoint and checkpoint["tokenizer"] != data.tokenizer.fields:
+        raise UserError(f"{data.name} has other tokens than the checkpoint; prepare it with the same --tokenizer")
+    if data.separator is None and min(map(len, data.splits.values())) <= config.block_size:
+        raise UserError(f"{data.name} is shorter than a window; use a longer text, or a smaller --block_size")
+    config.vocab_size = data.tokenizer.vocab_size
     torch.manual_seed(config.seed)  # the same initial weights in all processes
-    config.vocab_size = data.vocab_size
-    config.start_token = data.start_token if config.document_mask else None
-    model = GPT(config.model_config())
+    model = GPT(config)
     if checkpoint:
-        load_weights(model, checkpoint["model"])
-    network = worker.wrap(model, config.compile)
-    run = Run(
-        config=config,
-        data=data,
-        worker=worker,
-        model=model,
-        loss_function=worker.loss_function(network),
-        optimizer=make_optimizer(model, config, worker.dtype),
-        scaler=torch.amp.GradScaler(worker.device.type, enabled=worker.dtype == torch.float16),
-        starts=training_starts(data, config.block_size),
-        windows=evaluation_windows(data.val, data.separator, config.block_size, config.eval_tokens),
-        progress=Progress(),
-    )
-    if config.compile or worker.world_size > 1:
-        # A gradient that is discarded. It compiles the model before the clock starts. And in its first pass, DDP
-        # averages gradients in another order than later: if that were a step, a resumed run would not be exact
-        x, y = next(training_batches(data.train, run.starts, config, 1, worker))
-        run.loss_function(x, y).backward()
-        model.zero_grad(set_to_none=True)
-    print_summary(run)
-    if "optimizer" in checkpoint:
-        run.progress = Progress(**checkpoint["progress"])
-        restore(run, checkpoint)
-    if checkpoint:
-        note_if_changed(data, checkpoint)
-    checkpoint.clear()
-    run.began = time.perf_counter() - run.progress.seconds
-    if worker.rank == 0:
-        progress = run.progress
-        run.log = open_run(Path(config.out_dir), progress.step, config.options(), progress.evaluation_due)
-    return run
-
-
-def print_summary(run: Run) -> None:
-    config = run.config
-    data = run.data
-    n_train = len(data.train)
-    starts, stops = run.windows
-    evaluated = f"evaluating on {(stops - starts).sum():,} of {len(data.val) - 1:,} validation tokens"
-    print(f"data    {data.name}: {n_train:,} training tokens; {evaluated}")
-    uniform = math.log(data.vocab_size)
-    print(f"model   {run.model.num_params():,} parameters; uniform loss: ln({data.vocab_size}) = {uniform:.4f}")
-    print(f"device  {run.worker}")
-    steps = config.max_iters
-    per_step = config.tokens_per_step()
-    epochs = steps * per_step / n_train
-    print(f"run     {config.out_dir}: {steps:,} steps x {per_step:,} tokens = {epochs:.2g} epochs")
-    warmup = config.warmup_iters
-    if warmup > steps:
-        reached = f"{steps / warmup:.0%} of its peak"
-        print(f"note: --warmup_iters={warmup} is longer than the run; the learning rate only reaches {reached}")
-
-
-def main() -> None:
-    runtime.keep_freed_memory()
-    if runtime.DISTRIBUTED:
-        import distributed  # here: most runs have one process
-
-        config, checkpoint, data, worker = distributed.set_up_together(set_up)
-    else:
-        config, checkpoint, data, worker = set_up()
-    advice = "a smaller --batch_size and more --gradient_accumulation_steps, or a smaller model or --block_size"
-    with runtime.explain_errors(f"out of memory; use {advice}"):
-        run = start_run(config, checkpoint, data, worker)
-        train(run)
-        progress = run.progress
-        progress.seconds = run.seconds()
-        stopped = run.stopped
-        log = run.log  # stays locked during the report
-        del run  # frees memory for the report; and DDP, which must be gone before leave()
-        worker.leave()
-        if worker.rank == 0 and not stopped:
-            report(config, data, worker, progress)
-    if log:
-        log.close()
-    if stopped:
-        sys.exit(130)  # what a shell expects after Ctrl-C
+        model.load_state_dict(checkpoint["model"])
+    model.to(device)
+    if config.compile:
+        model.compile()
+    print(f"{config.out_dir}: {model.num_params():,} parameters, {autocast.fast_dtype} on {device}")
+    if train(config, data, model, checkpoint, autocast):
+        print(f"stopped; to resume: python train.py --init_from=resume --out_dir={config.out_dir}")
+        sys.exit(130)
+    report(config, data, model, autocast)
+    if WORLD_SIZE > 1:
+        dist.destroy_process_group()
 
 
 if __name__ == "__main__":
-    if runtime.DISTRIBUTED:
-        import distributed
-
-        distributed.run(main, ConfigError)
-    else:
-        console.run(main, ConfigError)
+    run(main)

@@ -108,9 +108,9 @@ class CausalSelfAttention {
     this.wei = new Float32Array(config.n_head * config.block_size); // (nh, block_size), the attention weights
   }
 
-  // softmax(q k^T / sqrt(hd) + score_bias) v in each head. kv: the cache of this layer. first: 0, or the start of the
-  // document: earlier keys are hidden. only_cache: store the token's key and value, and compute nothing else
-  forward(x, t, first, kv, rope, score_bias, only_cache) {
+  // softmax(q k^T / sqrt(hd)) v in each head. kv: the cache of this layer. only_cache: store the token's key and value,
+  // and compute nothing else
+  forward(x, t, kv, rope, only_cache) {
     const { n_head: nh, n_kv_head: n_kv, block_size, qk_norm, norm } = this.config;
     const hd = x.length / nh, width = n_kv * hd;
     const qkv = this.c_attn.forward(x);
@@ -125,17 +125,13 @@ class CausalSelfAttention {
 
     for (let h = 0; h < nh; h++) {
       const q = qkv.subarray(h * hd, (h + 1) * hd);
-      const wei = this.wei.subarray(h * block_size + first, h * block_size + t + 1);
+      const wei = this.wei.subarray(h * block_size, h * block_size + t + 1);
       const kv_head = Math.floor(h * n_kv / nh); // which nh / n_kv heads share
       const c = kv_head * hd; // its first channel
-      multiply(wei, q, kv.keys, c * block_size + first, block_size); // q k^T
-      for (let s = 0; s < wei.length; s++) {
-        const distance = wei.length - 1 - s;
-        wei[s] /= Math.sqrt(hd);
-        if (score_bias) wei[s] += score_bias[h * block_size + distance];
-      }
+      multiply(wei, q, kv.keys, c * block_size, block_size); // q k^T
+      for (let s = 0; s < wei.length; s++) wei[s] /= Math.sqrt(hd);
       softmax(wei);
-      multiply(this.y.subarray(h * hd, (h + 1) * hd), wei, kv.values, first * width + c, width); // wei v
+      multiply(this.y.subarray(h * hd, (h + 1) * hd), wei, kv.values, c, width); // wei v
     }
     return this.c_proj.forward(this.y);
   }
@@ -180,8 +176,8 @@ class Block {
     this.ln_2 = new Norm(config, weights, name + ".ln_2");
     this.mlp = new MLP(config, weights, name + ".mlp");
   }
-  forward(x, t, first, kv, rope, score_bias, only_cache) { // changes x, the residual stream
-    const y = this.attn.forward(this.ln_1.forward(x), t, first, kv, rope, score_bias, only_cache);
+  forward(x, t, kv, rope, only_cache) { // changes x, the residual stream
+    const y = this.attn.forward(this.ln_1.forward(x), t, kv, rope, only_cache);
     if (only_cache) return;
     add(x, y);
     add(x, this.mlp.forward(this.ln_2.forward(x)));
@@ -205,9 +201,8 @@ class GPT {
     this.config = config;
     this.wte = weights["transformer.wte.weight"]; // (V, C)
     this.w_prev = range(config.lookback).map((i) => weights[`transformer.w_prev.${i}.weight`]); // (V + 1, C) each
-    this.wpe = position_table(config, weights["transformer.wpe.weight"]);
+    this.wpe = weights["transformer.wpe.weight"]; // (block_size, C), or undefined
     this.rope = rope_tables(config);
-    this.score_bias = score_bias(config, weights["transformer.wpe_t5.weight"]);
     this.h = range(config.n_layer).map((i) => new Block(config, weights, `transformer.h.${i}`));
     this.ln_f = new Norm(config, weights, "transformer.ln_f");
     if (config.tie_weights) weights["lm_head.weight"] = this.wte;
@@ -227,21 +222,19 @@ class GPT {
 
   // Append a token to the cache. Returns the input of the output layer, or nothing if it is only_cache
   hidden_states(token, cache, only_cache = false) {
-    const { n_embd: C, n_layer, vocab_size, start_token, lookback } = this.config;
+    const { n_embd: C, n_layer, vocab_size, lookback } = this.config;
     const t = cache.ids.push(token) - 1;
-    // With a start_token (the document mask), tokens before the current document are hidden
-    const first = start_token === null ? 0 : Math.max(cache.ids.lastIndexOf(start_token), 0);
     const x = this.residual[n_layer].fill(0); // all blocks change it: at the end, it is the stream after the last one
     add(x, this.wte, token * C);
     for (let i = 0; i < lookback; i++) { // previous-token embeddings, the farthest token first
       const earlier = t - lookback + i;
-      const id = earlier < first ? vocab_size : cache.ids[earlier]; // vocab_size is "no token"
+      const id = earlier < 0 ? vocab_size : cache.ids[earlier]; // vocab_size is "no token"
       add(x, this.w_prev[i], id * C);
     }
     if (this.wpe) add(x, this.wpe, t * C);
     for (const [i, block] of this.h.entries()) {
       this.residual[i].set(x);
-      block.forward(x, t, first, cache.layers[i], this.rope, this.score_bias, only_cache && i === n_layer - 1);
+      block.forward(x, t, cache.layers[i], this.rope, only_cache && i === n_layer - 1);
     }
     return only_cache ? null : this.ln_f.forward(x);
   }
@@ -253,16 +246,11 @@ class GPT {
 
 // ---------------------------------------------------------------- position encodings
 
-// The angle of channel pair i at position t
-function rope_angle(t, i, channels, base = 10000) {
-  return t * base ** (-2 * i / channels);
-}
-
-// cos and sin of each angle, (block_size, hd / 2), or undefined
-function rope_tables({ position, block_size, n_embd, n_head, rope_base, rope_scale }) {
+// cos and sin of the angle of each channel pair i at each position t, (block_size, hd / 2), or undefined
+function rope_tables({ position, block_size, n_embd, n_head }) {
   if (position !== "rope") return undefined;
-  const angle = (t, i) => rope_angle(t / rope_scale, i, n_embd / n_head, rope_base);
-  const table = (f) => table_of(block_size, n_embd / n_head / 2, (t, i) => f(angle(t, i)));
+  const hd = n_embd / n_head;
+  const table = (f) => table_of(block_size, hd / 2, (t, i) => f(t * 10000 ** (-2 * i / hd)));
   return { cos: table(Math.cos), sin: table(Math.sin) };
 }
 
@@ -275,26 +263,4 @@ function rotate(x, t, { cos, sin }) {
     x[i] = a * cos_i - b * sin_i;
     x[i + pairs] = b * cos_i + a * sin_i;
   }
-}
-
-// What position t adds to an embedding, (block_size, C), or undefined. wpe: the learned table
-function position_table({ position, block_size, n_embd: C, tie_weights }, wpe) {
-  if (position !== "sinusoidal") return wpe;
-  return table_of(block_size, C, (t, c) => {
-    const angle = rope_angle(t, Math.floor(c / 2), C);
-    return (tie_weights ? 0.02 : 1) * (c % 2 === 0 ? Math.sin(angle) : Math.cos(angle));
-  });
-}
-
-// What is added to the scores at each distance, (nh, block_size), or undefined. wpe_t5: (32, nh)
-function score_bias({ position, block_size, n_head: nh }, wpe_t5) {
-  const alibi = (h, distance) => -distance * 2 ** (-8 * (h + 1) / nh);
-  const t5 = (h, distance) => wpe_t5[t5_bucket(distance) * nh + h];
-  const bias = { alibi, t5 }[position];
-  return bias && table_of(nh, block_size, bias);
-}
-
-function t5_bucket(distance) {
-  if (distance < 16) return distance;
-  return Math.min(Math.floor(16 + 16 * Math.log2(distance / 16) / 3), 31);
 }

@@ -1,5 +1,5 @@
 // What stands around the model in a page: its weights, the context that it reads, sampling, and the tokenizers of
-// tokenizer.py and lessons/bpe.py. (range() and softmax() are in gpt.js.) tests/test_gpt_js.py compares them with
+// common.py. (range() and softmax() are in gpt.js.) tests/test_gpt_js.py compares them with
 // Python.
 "use strict";
 
@@ -38,14 +38,13 @@ function unpack(shapes, bits, bytes) {
 //     start         0 0 0 0 3 3 3 6 6 6
 //
 // When the context is full, the next one is its most recent half, as when sample.py generates the text from its
-// beginning. With the document mask (start_token is not null), earlier documents are hidden anyway: if the current
-// document starts within the full context, the next context starts with it.
-function context_starts(ids, { block_size, start_token }) {
+// beginning. And each document has its own context, as in training, from its start_token on (null: there is none).
+function context_starts(ids, block_size, start_token) {
   const half = Math.max(Math.floor(block_size / 2), 1);
-  let start = 0, document = 0;
+  let start = 0;
   return ids.map((token, i) => {
-    if (token === start_token) document = i;
-    if (i - start === block_size) start = document > start ? document : i + 1 - half;
+    if (token === start_token) start = i;
+    if (i - start === block_size) start = i + 1 - half;
     return start;
   });
 }
@@ -163,26 +162,6 @@ function is_first_byte(c) {
   return c < "\x80" || c > "\xBF";
 }
 
-// Tokens are written as their numbers
-class NumberTokenizer {
-  constructor({ vocab_size }) {
-    this.vocab_size = vocab_size;
-  }
-
-  encode(text) {
-    // "17 4 " becomes "17" and " 4 ": white space goes to the number after it, and to the last one at the end
-    return (text.match(/\s*\S+\s*$|\s*\S+|\s+/g) ?? []).map((part) => {
-      const word = part.trim();
-      return [/^\d+$/.test(word) && +word < this.vocab_size ? +word : -1, part];
-    });
-  }
-
-  decode_bytes(id) {
-    return new TextEncoder().encode(` ${id}`); // the blank before it, because a text may end without one
-  }
-}
-
 function make_tokenizer(fields) {
-  const kinds = { char: CharTokenizer, bpe: BPETokenizer, number: NumberTokenizer };
-  return new kinds[fields.kind](fields);
+  return fields.kind === "char" ? new CharTokenizer(fields) : new BPETokenizer(fields);
 }

@@ -13,8 +13,14 @@ from pathlib import Path
 
 import numpy as np
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # the folder of console.py and lessons/plots.py
-from console import run
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # the folder of common.py and lessons/
+from common import UserError, run
+from lessons import kit
+
+try:
+    from matplotlib.figure import Figure
+except ImportError:
+    Figure = None
 
 # The kinds of models that ladder.png shows in different colors, each with a pattern for the names of its models
 KINDS = {
@@ -37,8 +43,6 @@ class Model:
 
 def ladder(page: str, path: Path) -> None:
     """Draw the losses of the models in the first table of the page, the lowest at the bottom."""
-    from lessons import plots  # here, because matplotlib is optional
-
     models = read_models(page)
     curves = {"its training loss": gaps(models)}
     for i, kind in enumerate(KINDS):
@@ -47,17 +51,17 @@ def ladder(page: str, path: Path) -> None:
         names = [model.name for model in chosen]
         curves[kind] = (losses, names, f"oC{i}")  # circles in the color number i
 
-    figure = plots.Figure((7.5, 5.5), dpi=80, layout="constrained")
+    figure = Figure((7.5, 5.5), dpi=80, layout="constrained")
     figure.suptitle("How low each model gets: names")
     axes = figure.subplots()
-    plots.draw_panel(axes, curves, xlabel="loss, nats per letter", xlim=(1.58, 3.75), yticks=[])
+    kit.draw_panel(axes, curves, xlabel="loss, nats per letter", xlim=(1.58, 3.75), yticks=[])
     axes.legend(fontsize="small", loc="lower right")
     beside = {"xytext": (6, 0), "textcoords": "offset points", "va": "center", "fontsize": 9}
     for i, kind in enumerate(KINDS):
         for model in models_of_kind(models, kind):
             text = f"{model.name}  {model.val}"
             axes.annotate(text, (float(model.val), model.name), color=f"C{i}", **beside)
-    plots.save(figure, path)
+    kit.save_plot(figure, path)
 
 
 def read_models(page: str) -> list[Model]:
@@ -87,8 +91,6 @@ def gaps(models: list[Model]) -> tuple[list, list, str]:
 
 def counting(page: str, path: Path) -> None:
     """Draw the losses of a GPT, of an n-gram model, and of both, in two tables of the page."""
-    from lessons import plots
-
     panels = []
     for heading in ("steps of training", "characters of training text"):
         x, gpt, kneser_ney, both = read_columns(page, heading)
@@ -98,7 +100,7 @@ def counting(page: str, path: Path) -> None:
         panel["xticks"] = x
         panel["xticklabels"] = [f"{number:,.0f}" for number in x]
         panels.append(panel)
-    plots.lines(path, *panels, title="What counting still knows: tiny Shakespeare")
+    kit.draw_lines(path, *panels, title="What counting still knows: tiny Shakespeare")
 
 
 def read_columns(page: str, heading: str) -> np.ndarray:
@@ -114,6 +116,8 @@ def read_columns(page: str, heading: str) -> np.ndarray:
 
 
 def main() -> None:
+    if Figure is None:
+        raise UserError("plots need matplotlib, which is not installed; python -m pip install matplotlib")
     results, ablations = (Path(__file__).with_name(name) for name in ("results.md", "ablations.md"))
     for draw, page in ((ladder, results), (counting, ablations)):
         path = Path("out", f"{draw.__name__}.png")

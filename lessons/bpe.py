@@ -1,14 +1,16 @@
 """Byte-pair encoding (BPE): how GPT-2's tokens are made, in plain lines, and then fast.
 
-    python lessons/bpe.py    # train on a few letters and on a paragraph, encode, decode
+    python lessons/bpe.py                                  # train on a few letters and on a paragraph, encode, decode
+    python lessons/bpe.py shakespeare --vocab_size=1024    # train on a text: data/shakespeare_bpe1024, for train.py
+    python lessons/bpe.py my.txt --documents=lines         # your own text, each line a document
 
-    from lessons.bpe import BPETokenizer, train_bpe
-    tokenizer = BPETokenizer(train_bpe("the cat sat on the mat", vocab_size=260))
+    from lessons.bpe import bpe_tokenizer, train_bpe
+    tokenizer = bpe_tokenizer(train_bpe("the cat sat on the mat", vocab_size=260))
     tokenizer.decode(tokenizer.encode("the mat"))           # "the mat"
 
-Read prepare_data.py next: it encodes whole texts. The plain functions at the top show what BPE is (Sennrich et al.
-2016; on bytes, as in GPT-2). train_bpe() at the end learns the same merges in a fraction of the time. The package
-tiktoken, which is compiled, does the encoding in BPETokenizer.
+Read prepare_data.py before. The plain functions at the top show what BPE is (Sennrich et al. 2016; on bytes, as in
+GPT-2). train_bpe() at the end learns the same merges in a fraction of the time. The package tiktoken, which is
+compiled, does the encoding in common.BPETokenizer.
 """
 
 import sys
@@ -22,16 +24,26 @@ import re
 import unicodedata
 from collections import Counter, defaultdict
 from collections.abc import Iterable
+from dataclasses import dataclass
 from itertools import pairwise
+from pathlib import Path
 
 try:
-    from console import UserError, run
+    from common import BPETokenizer, UserError, parse, run
+    from prepare_data import SOURCES, read_splits, write_text
 except ModuleNotFoundError as error:
     print(f"error: {error}; in the folder of train.py, type: python lessons/bpe.py", file=sys.stderr)
     sys.exit(2)
 
-END = "<|endoftext|>"  # as in tokenizer.py: the name of the token between documents of several lines
 MAX_CHARACTERS = 100_000_000  # BPE is trained on the first characters of a text, at most this many
+
+
+@dataclass
+class Options:
+    source: str = ""  # names, python, shakespeare, or your own file or folder; by default a demonstration
+    documents: str = ""  # lines: each line of your own text is a document; by default one long text
+    vocab_size: int = 1024  # number of tokens, 256 of them for the single bytes
+    name: str = ""  # name of the dataset, a folder in data/; by default from source and vocab_size
 
 
 # ----------------------------------------------------------------------------- the idea
@@ -112,76 +124,10 @@ GPT2_PATTERN = "|".join(
 PATTERN = GPT2_PATTERN.replace(r"[\p{L}]+", r"[\p{L}][\p{L}\p{M}]*")
 
 
-class BPETokenizer:
-    """Byte-pair encoding by tiktoken, with the ids of train_bpe(), or GPT-2's ids if ranks is None. tiktoken calls
-    an id a rank, as tokens with a lower rank are merged first."""
-
-    def __init__(self, ranks: dict[bytes, int] | None = None, pattern: str = PATTERN):
-        import tiktoken  # here: CharTokenizer needs neither the package nor its download
-
-        self.ranks = ranks
-        self.pattern = pattern if ranks is not None else GPT2_PATTERN
-        if ranks is not None:
-            self.encoding = tiktoken.Encoding("bpe", pat_str=pattern, mergeable_ranks=ranks, special_tokens={})
-        else:
-            try:
-                self.encoding = tiktoken.get_encoding("gpt2")
-            except (OSError, ValueError) as error:  # no network, or the wrong file came
-                advice = "set TIKTOKEN_CACHE_DIR to a folder that has it, or use char or bpe"
-                what = f"cannot download the GPT-2 vocabulary ({error})"
-                raise UserError(f"{what}; {advice}") from error
-        self.vocab_size = self.encoding.n_vocab
-        self.end_id = self.encoding.eot_token if ranks is None else ranks.get(END.encode())
-
-    def encode(self, text: str, advice: str = "") -> list[int]:  # no byte is unknown, so no advice is needed
-        return self.encoding.encode_ordinary(text)
-
-    def decode(self, ids: Iterable[int]) -> str:
-        return self.decode_bytes(ids).decode(errors="replace")
-
-    def decode_bytes(self, ids: Iterable[int]) -> bytes:
-        return self.encoding.decode_bytes(list(ids))
-
-    def to_dict(self) -> dict:
-        if self.ranks is None:
-            return {"kind": "gpt2"}
-        tokens = sorted(self.ranks, key=self.ranks.get)
-        ranks = [base64.b64encode(token).decode() for token in tokens]
-        return {"kind": "bpe", "ranks": ranks, "pattern": self.pattern}
-
-    @classmethod
-    def from_dict(cls, fields: dict) -> "BPETokenizer":
-        """The tokenizer whose to_dict() gave these fields. Raises UserError."""
-        if fields["kind"] == "gpt2":
-            return cls()
-        if fields["kind"] != "bpe":
-            raise UserError(f"unknown tokenizer {fields['kind']!r}; use the code that made it")
-        tokens = map(base64.b64decode, fields["ranks"])
-        return cls({token: i for i, token in enumerate(tokens)}, fields["pattern"])
-
-
-class NumberTokenizer:
-    """For a train.bin whose tokenizer is unknown: a token is written as its id, two of them as
-    "17 4 ", in samples and prompts."""
-
-    def __init__(self, vocab_size: int):
-        self.vocab_size = vocab_size
-        self.end_id = None
-
-    def encode(self, text: str, advice: str = "") -> list[int]:  # its error has its own advice
-        words = text.split()
-        if not all(word.isdecimal() and len(word) < 10 and int(word) < self.vocab_size for word in words):
-            raise UserError(f"the tokens are the numbers 0 to {self.vocab_size - 1}; write numbers, such as 17 4")
-        return [int(word) for word in words]
-
-    def decode(self, ids: Iterable[int]) -> str:
-        return "".join(f"{i} " for i in ids)
-
-    def decode_bytes(self, ids: Iterable[int]) -> bytes:
-        return self.decode(ids).encode()
-
-    def to_dict(self) -> dict:
-        return {"kind": "number", "vocab_size": self.vocab_size}
+def bpe_tokenizer(ids: dict[bytes, int], pattern: str = PATTERN) -> BPETokenizer:
+    """The tokenizer with these tokens, in the order of their ids."""
+    tokens = [base64.b64encode(token).decode() for token in ids]
+    return BPETokenizer({"kind": "bpe", "tokens": tokens, "pattern": pattern})
 
 
 # ----------------------------------------------------------------------------- training, fast
@@ -323,7 +269,7 @@ def show_merges(text: str, n_merges: int) -> None:
     print("ids", encoded, "are", decode_plainly(encoded, ids))
 
 
-def main() -> None:
+def demonstrate() -> None:
     show_merges("aaabdaaabac", n_merges=3)
     print("\nA paragraph, cut into words first, so that no token spans two words; 40 merges:")
     words = split_words(PARAGRAPH)
@@ -337,7 +283,32 @@ def main() -> None:
     print("decoded, it is the same text:", decode_plainly(encoded, ids) == PARAGRAPH)
     fast = train_bpe(PARAGRAPH, vocab_size=256 + 40)
     print("the fast trainer learns the same tokens:", fast == ids)
-    print("tiktoken encodes the same:", BPETokenizer(fast).encode(PARAGRAPH) == encoded)
+    print("tiktoken encodes the same:", bpe_tokenizer(fast).encode(PARAGRAPH) == encoded)
+
+
+def prepare(source: str, documents: str, vocab_size: int, name: str) -> None:
+    """Train on the training split of a text, and write the dataset. Raises UserError."""
+    if source == "fineweb":
+        raise UserError("fineweb has GPT-2's tokens, not a text; use another source")
+    if documents not in ("", "lines"):
+        what = f"BPE has no token to stand between documents, as --documents={documents} needs it"
+        raise UserError(f"{what}; use --documents=lines, or one long text")
+    if source == "names":
+        documents = "lines"
+    name = name or f"{Path(source).stem}_bpe{vocab_size}"
+    if name in SOURCES:
+        raise UserError(f"{name} is the name of another dataset; choose one, such as --name=my_{name}")
+    splits = read_splits(source, documents)
+    ids = train_bpe(splits["train"], vocab_size)
+    write_text(name, splits, documents, bpe_tokenizer(ids))
+
+
+def main() -> None:
+    options = parse(Options, __doc__, "source")
+    if options.source:
+        prepare(**vars(options))
+    else:
+        demonstrate()
 
 
 if __name__ == "__main__":

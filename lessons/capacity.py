@@ -23,9 +23,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 try:
-    from console import NonNegative, Positive, option, parse, print_result, print_table, run
-    from lessons.fit import fit
-    from optim import Recipe
+    from common import run
+    from lessons.kit import draw_lines, parse, print_result, print_table
+    from lessons.optim import Recipe, fit
 except ModuleNotFoundError as error:
     print(f"error: {error}; in the folder of train.py, type: python lessons/capacity.py", file=sys.stderr)
     sys.exit(2)
@@ -51,9 +51,9 @@ BITS = 8
 
 @dataclass
 class Options:
-    max_iters: Positive = option(2000, "training steps of each network")
-    plot: bool = option(False, "draw out/capacity/capacity.png")
-    seed: NonNegative = option(1337, "random seed")
+    max_iters: int = 2000  # training steps of each network
+    plot: bool = False  # draw out/capacity/capacity.png
+    seed: int = 1337  # random seed
 
 
 # Each of the first three experiments prints the statement that it illustrates. It returns a table: the names of the
@@ -286,8 +286,6 @@ def as_text(number: float) -> str:
 
 def draw(tables: dict) -> None:
     """A panel for each table, {title: table}: its errors by the size of the network."""
-    from lessons import plots  # here, because matplotlib is optional
-
     panels = []
     for title, table in tables.items():
         names, *rows = table
@@ -301,7 +299,7 @@ def draw(tables: dict) -> None:
         panel["xscale"] = "linear" if sizes == DEPTHS else "log"
         panels.append(panel)
     path = Path("out", "capacity", "capacity.png")
-    plots.lines(path, *panels)
+    draw_lines(path, *panels)
     print(f"\nplot: {path}")
 
 

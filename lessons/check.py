@@ -44,10 +44,9 @@ try:
     import attention
     import bigram
     import mlp
-    import model
-    from console import PathStr, UserError, did_you_mean, option, parse, run
-    from files import replace_file
+    from common import UserError, replace_file, run
     from lessons import bpe
+    from lessons.kit import parse
 except ModuleNotFoundError as error:
     print(f"error: {error}; in the folder of train.py, type: python lessons/check.py", file=sys.stderr)
     sys.exit(2)
@@ -57,10 +56,10 @@ SECONDS = 10  # how long all cases of one function may take, and how long it may
 
 @dataclass
 class Options:
-    task: str = option("", "one task: an example, a question that helps, and what is wrong with your function")
-    file: PathStr = option("mine.py", "the file with your functions")
-    only: str = option("", "tasks to check, separated by commas (default: all)")
-    start: bool = option(False, "write the file, with an empty function for each task; never over an existing one")
+    task: str = ""  # one task: an example, a question that helps, and what is wrong with your function
+    file: str = "mine.py"  # the file with your functions
+    only: str = ""  # tasks to check, separated by commas (default: all)
+    start: bool = False  # write the file, with an empty function for each task; never over an existing one
 
 
 # ----------------------------------------------------------------------------- a task
@@ -315,7 +314,7 @@ def choose_tasks(options: Options) -> list[str]:
         names = [options.task]
     for name in names:
         if name not in TASKS:
-            raise UserError(f"there is no task {name}{did_you_mean(name, TASKS)}; python lessons/check.py lists all")
+            raise UserError(f"there is no task {name}; python lessons/check.py lists all")
     return names
 
 
@@ -824,7 +823,7 @@ block.case(randn(1, 2, 3), torch.sin, torch.exp, torch.tanh, torch.abs)
 # ----------------------------------------------------------------------------- training
 
 
-@task("optim.py", "m and v start at 0. How much too small are they at step 1? And does the weight decay go through m?")
+@task("lessons/optim.py", "m and v start at 0. How much too small are they at step 1? Does weight decay go through m?")
 def adamw(p, g, m, v, t, lr, beta1, beta2, weight_decay):
     """A step of AdamW.
 
@@ -855,7 +854,7 @@ v = randn(2, 3).square()
 adamw.case(p, g, m, v, 7, 0.1, 0.9, 0.95, 0.5)
 
 
-@task("optim.py", "Which fraction of the way from warmup to end is done? What is the cosine at its start and end?")
+@task("lessons/optim.py", "Which part of the way from warmup to end is done? What is the cosine at its start and end?")
 def schedule(step, max_lr, min_lr, warmup, end):
     """The learning rate: linear warmup, then a cosine.
 
@@ -897,7 +896,8 @@ def top_k(logits, k):
     """Keep the k largest logits of each row, and make the others -inf.
 
     logits (B, V), float32, all different in a row; k: 1 to V -> (B, V). torch.topk and torch.sort may be used."""
-    return model.keep_top_k(logits, k)
+    kth = logits.topk(k).values[:, -1:]  # topk() sorts in descending order
+    return logits.masked_fill(logits < kth, -math.inf)
 
 
 top_k.case(tensor([[1.0, 3.0, 2.0]]), 2)
@@ -913,7 +913,10 @@ def top_p(probs, p):
     probs (B, V), float32, each row adds up to 1; p: above 0, at most 1 -> (B, V). In each row, the most likely tokens
     are kept; of equally likely ones, the first. Their probabilities are divided by their sum, and stay in their places;
     the others become 0. torch.sort may be used."""
-    kept = model.keep_top_p(probs, p)  # the others are 0
+    ordered, order = probs.sort(descending=True, stable=True)
+    mass_before = ordered.cumsum(dim=1) - ordered  # the total probability of all more likely tokens
+    ordered = ordered.masked_fill(mass_before >= p, 0)
+    kept = zeros(probs.shape).scatter(1, order, ordered)  # each in its place
     return kept / kept.sum(dim=1, keepdim=True)
 
 
@@ -923,6 +926,31 @@ top_p.case(tensor([[0.25, 0.25, 0.25, 0.25]]), 0.5)
 top_p.case(randn(2, 6).softmax(dim=1), 0.7)
 top_p.case(tensor([[0.9, 0.1], [0.3, 0.7]]), 0.2)
 top_p.case(randn(2, 3).softmax(dim=1), 1.0)
+
+
+@task("model.py", "Which keys may the newest token attend to? So does it need a mask?")
+def cache_step(x, Wq, Wk, Wv, keys, values):
+    """One head for the newest token, with a cache of keys and values.
+
+    x (C,), float32: the newest token; Wq, Wk, Wv (C, d): x @ Wq is its query, x @ Wk its key, x @ Wv its value; keys,
+    values (t, d): those of the t tokens before it, where t can be 0. Returns its output (d,), with scores divided by
+    sqrt(d), and the keys and values with its own at the end, (t + 1, d) each. Write it without PyTorch's attention."""
+    keys = torch.cat((keys, x[None] @ Wk))
+    values = torch.cat((values, x[None] @ Wv))
+    out = F.scaled_dot_product_attention(x[None] @ Wq, keys, values)  # (1, d)
+    return out[0], keys, values
+
+
+# A query of 0 makes equal weights
+Wk = tensor([[3.0, 5.0]])
+Wv = tensor([[2.0, 0.0]])
+cache_step.case(ones(1), zeros(1, 2), Wk, Wv, ones(1, 2), tensor([[4.0, 8.0]]))
+# The scores are 0 and 4, before they are divided
+W = ones(1, 4)
+cache_step.case(ones(1), W, W, W, zeros(1, 4), zeros(1, 4))
+cache_step.case(randn(3), randn(3, 2), randn(3, 2), randn(3, 2), randn(2, 2), randn(2, 2))
+empty = zeros(0, 2)
+cache_step.case(randn(3), randn(3, 2), randn(3, 2), randn(3, 2), empty, empty)
 
 
 @task("lessons/bpe.py", "Can the second token of a pair that was joined be the first of the next pair?")
@@ -946,10 +974,7 @@ merge.case([b"a"], b"a", b"a")
 merge.case([], b"a", b"b")
 
 
-@task(
-    "lessons/bpe.py",
-    "Which pair comes first, if two occur equally often? And are the pairs counted again after each merge?",
-)
+@task("lessons/bpe.py", "Which pair comes first, if two occur equally often? Are they counted again after each merge?")
 def train_bpe(text, n_merges):
     """Learn byte-pair encoding: which tokens are made, one after the other?
 
@@ -991,31 +1016,6 @@ encode.case("aaba", [b"aa", b"aab", b"ba"])
 encode.case("that mat", TRAINED)
 encode.case("hé", [b"h\xc3"])
 encode.case("", [b"ab"])
-
-
-@task("sample.py", "Which keys may the newest token attend to? So does it need a mask?")
-def cache_step(x, Wq, Wk, Wv, keys, values):
-    """One head for the newest token, with a cache of keys and values.
-
-    x (C,), float32: the newest token; Wq, Wk, Wv (C, d): x @ Wq is its query, x @ Wk its key, x @ Wv its value; keys,
-    values (t, d): those of the t tokens before it, where t can be 0. Returns its output (d,), with scores divided by
-    sqrt(d), and the keys and values with its own at the end, (t + 1, d) each. Write it without PyTorch's attention."""
-    keys = torch.cat((keys, x[None] @ Wk))
-    values = torch.cat((values, x[None] @ Wv))
-    out = F.scaled_dot_product_attention(x[None] @ Wq, keys, values)  # (1, d)
-    return out[0], keys, values
-
-
-# A query of 0 makes equal weights
-Wk = tensor([[3.0, 5.0]])
-Wv = tensor([[2.0, 0.0]])
-cache_step.case(ones(1), zeros(1, 2), Wk, Wv, ones(1, 2), tensor([[4.0, 8.0]]))
-# The scores are 0 and 4, before they are divided
-W = ones(1, 4)
-cache_step.case(ones(1), W, W, W, zeros(1, 4), zeros(1, 4))
-cache_step.case(randn(3), randn(3, 2), randn(3, 2), randn(3, 2), randn(2, 2), randn(2, 2))
-empty = zeros(0, 2)
-cache_step.case(randn(3), randn(3, 2), randn(3, 2), randn(3, 2), empty, empty)
 
 
 if __name__ == "__main__":

@@ -29,6 +29,7 @@ import sys
 if __name__ == "__main__":
     sys.path.insert(0, ".")  # lessons start in the root, and import its files
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -36,26 +37,13 @@ import numpy as np
 import torch
 
 try:
-    from console import (
-        NonNegative,
-        NonNegativeFloat,
-        Positive,
-        UserError,
-        option,
-        parse,
-        print_result,
-        print_row,
-        print_table,
-        run,
-    )
-    from dataset import Dataset, load
-    from lessons.fit import fit
+    from common import Dataset, UserError, make_config, pick_device, run
+    from lessons.kit import autocast_loss, draw_lines, parse, print_result, print_row, print_table, random_windows
+    from lessons.optim import Recipe, fit
     from mlp import contexts
-    from model import GPT, ConfigError, GPTConfig
+    from model import GPT, GPTConfig, check_positive
     from ngram import predict_by_orders
-    from optim import Recipe
-    from runtime import Worker
-    from windows import random_windows
+    from prepare_data import load
 except ModuleNotFoundError as error:
     print(f"error: {error}; in the folder of train.py, type: python lessons/climb.py", file=sys.stderr)
     sys.exit(2)
@@ -74,15 +62,18 @@ MAX_VOCAB = 256  # because each n-gram model computes the probability of every t
 
 @dataclass
 class Options:
-    dataset: str = option("words", "a folder in data/, made by prepare_data.py")
-    n_layer: Positive = option(2, "number of blocks of the GPT")
-    n_embd: Positive = option(64, "embedding dimension of the GPT")
-    block_size: Positive = option(16, "context length in tokens")
-    max_iters: Positive = option(4000, "number of steps")
-    learning_rate: NonNegativeFloat = option(4e-3, "peak learning rate")
-    seed: NonNegative = option(1337, "random seed")
-    plot: bool = option(False, "draw out/climb_<dataset>/climb.png")
-    device: str = option("auto", "cpu, cuda, cuda:1, mps; auto: the best available")
+    dataset: str = "names"  # a folder in data/, made by prepare_data.py
+    n_layer: int = 2  # number of blocks of the GPT
+    n_embd: int = 64  # embedding dimension of the GPT
+    block_size: int = 16  # context length in tokens
+    max_iters: int = 4000  # number of steps
+    learning_rate: float = 4e-3  # peak learning rate
+    seed: int = 1337  # random seed
+    plot: bool = False  # draw out/climb_<dataset>/climb.png
+    device: str = "auto"  # cpu, cuda, cuda:1, mps; auto: the best available
+
+    def __post_init__(self):
+        check_positive(self, "max_iters")
 
 
 # ----------------------------------------------------------------------------- how different are two models?
@@ -121,17 +112,21 @@ def choose_places(data: Dataset, block_size: int) -> tuple[torch.Tensor, np.ndar
     """Choose evenly spaced places of the validation split, and let all n-gram models predict there. Returns the
     windows before each place (P, T), the tokens there (P,), and the log-probabilities by each n-gram model (M, P, V).
 
-    In a list of words, the GPT's window begins somewhere in an earlier word, and an n-gram model reads only the
-    current word: the words are in random order, so there is nothing to learn from earlier words."""
+    In a list of names, the GPT's window begins somewhere in an earlier name, and an n-gram model reads only the
+    current name: the names are in random order, so there is nothing to learn from earlier names."""
+    V = data.tokenizer.vocab_size
     first = max(block_size, LONGEST)  # there are enough tokens before this index
-    last = len(data.val) - 1
-    data.need(first + 100, f"windows of {first} tokens and 100 places")  # an error if val is shorter
+    val = data.splits["val"]
+    if len(val) < first + 100:
+        few = f"the val split of {data.name} has {len(val):,} tokens, too few for windows of {first} tokens"
+        raise UserError(f"{few} at 100 places; use a longer text, or a smaller --block_size")
+    last = len(val) - 1
     at = np.linspace(first, last, PLACES)
     at = np.unique(at.astype(np.int64))  # (P,): in a short text, linspace() repeats places
     window_positions = at[:, None] + np.arange(-block_size, 0)  # (P, T)
-    windows = data.val[window_positions].astype(np.int64)
-    X, y = contexts(data.val, at, LONGEST - 1, data.separator)  # (P, 7): the tokens before; (P,): the tokens there
-    uniform = np.full((len(at), data.vocab_size), 1 / data.vocab_size)
+    windows = val[window_positions].astype(np.int64)
+    X, y = contexts(val, at, LONGEST - 1, data.separator)  # (P, 7): the tokens before; (P,): the tokens there
+    uniform = np.full((len(at), V), 1 / V)
     counted = predict_by_orders(data, X.numpy(), range(1, LONGEST + 1), DISCOUNT)
     q = np.stack([uniform, *counted])  # (M, P, V), all above 0
     return torch.from_numpy(windows), y.numpy(), np.log(q)
@@ -141,30 +136,26 @@ def choose_places(data: Dataset, block_size: int) -> tuple[torch.Tensor, np.ndar
 
 
 def make_model(options: Options, V: int) -> GPT:
-    """A GPT as in "Let's build GPT"; the defaults of GPTConfig are newer. Raises ConfigError."""
-    config = GPTConfig(V, block_size=options.block_size, n_layer=options.n_layer, n_embd=options.n_embd)
-    config.position = "learned"
-    config.activation = "relu"
-    config.bias = True
-    config.qk_norm = False
-    config.zero_init = False
-    return GPT(config)
+    """A GPT as in "Let's build GPT"; the defaults of GPTConfig are newer. Raises UserError."""
+    architecture = {"position": "learned", "activation": "relu", "bias": True, "qk_norm": False, "zero_init": False}
+    for name in ("block_size", "n_layer", "n_embd"):
+        architecture[name] = getattr(options, name)
+    return GPT(make_config(GPTConfig, {"vocab_size": V, **architecture}))
 
 
-def train(model: GPT, data: Dataset, places: tuple, options: Options, worker: Worker) -> list[tuple]:
+def train(model: GPT, data: Dataset, places: tuple, options: Options, loss_function: Callable) -> list[tuple]:
     """Train a GPT, and compare it with all n-gram models, at steps on a logarithmic scale. Prints a row for each, in
     which a star marks the lowest divergence. Returns (step, loss, KL divergences (M,)) for each."""
     windows, targets, log_q = places
-    windows = windows.to(worker.device)
+    windows = windows.to(next(model.parameters()).device)
     T = options.block_size
     B = max(1, BATCH_TOKENS // T)
     steps = measured_steps(options.max_iters)
     rng = np.random.default_rng(options.seed)
-    loss_function = worker.loss_function(model)
     history = []
 
     def batch_loss() -> torch.Tensor:
-        x, y = random_windows(data.train, T, B, rng)  # (B, T) each
+        x, y = random_windows(data.splits["train"], T, B, rng)  # (B, T) each
         return loss_function(x, y)
 
     def measure(step: int) -> None:
@@ -172,7 +163,7 @@ def train(model: GPT, data: Dataset, places: tuple, options: Options, worker: Wo
         loss = mean_loss(log_p, targets)
         kl = divergence(log_p, log_q)
         if not np.isfinite(kl).all():
-            raise FloatingPointError(f"training diverged: loss {loss} at step {step}; use a lower --learning_rate")
+            raise UserError(f"training diverged: loss {loss} at step {step}; use a lower --learning_rate")
         history.append((step, loss, kl))
         cells = [f"{nats:.2f}" for nats in kl]
         nearest = kl.argmin()
@@ -240,8 +231,6 @@ def print_summary(history: list[tuple], control: np.ndarray) -> None:
 
 def draw(history: list[tuple], own_losses: list[float], path: Path) -> None:
     """Plot the loss of the GPT beside the losses of the n-gram models, and its divergence from each of them."""
-    from lessons import plots  # here, because matplotlib is optional
-
     steps, losses, kl = zip(*history, strict=True)
     last = steps[-1]
     loss_curves = {"GPT": (steps, losses, "o-k")}
@@ -255,20 +244,21 @@ def draw(history: list[tuple], own_losses: list[float], path: Path) -> None:
     labels = {"xlabel": "step", "xscale": "log"}  # so step 0 is not shown
     left = {"title": "loss of the GPT, and of n-gram models (dotted)", "curves": loss_curves, **labels}
     right = {"title": "KL(GPT || n-gram), nats", "curves": kl_curves, **labels}
-    plots.lines(path, left, right)
+    draw_lines(path, left, right)
 
 
 def main() -> None:
     options = parse(Options, __doc__)
-    worker = Worker.pick(options.device, "float32")
+    device, autocast = pick_device(options.device)
     data = load(options.dataset)
-    if data.vocab_size > MAX_VOCAB:
-        many = f"{data.name} has {data.vocab_size:,} tokens, and {MAX_VOCAB} are the most here"
+    V = data.tokenizer.vocab_size
+    if V > MAX_VOCAB:
+        many = f"{data.name} has {V:,} tokens, and {MAX_VOCAB} are the most here"
         raise UserError(f"{many}; use a dataset with fewer, such as characters")
     torch.manual_seed(options.seed)
-    model = make_model(options, data.vocab_size).to(worker.device)
+    model = make_model(options, V).to(device)
     n_params = model.num_params()
-    print(f"lecture: {n_params:,} parameters, on {worker}; {options.max_iters:,} steps on {data.name}")
+    print(f"lecture: {n_params:,} parameters, on {device}; {options.max_iters:,} steps on {data.name}")
 
     places = choose_places(data, options.block_size)
     _, targets, log_q = places
@@ -277,7 +267,7 @@ def main() -> None:
     print(f"\nKL(model || n-gram) for each n-gram model, at {len(targets):,} places; *: the lowest")
     print_row("step", ["loss", *NAMES], width=9, first=6)
     print_row("", ["(own)", *cells], width=9, first=6)
-    history = train(model, data, places, options, worker)
+    history = train(model, data, places, options, autocast_loss(model, autocast))
     print_summary(history, control_kl(log_q))
     if options.plot:
         path = Path("out", f"climb_{data.name}", "climb.png")
@@ -289,4 +279,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    run(main, ConfigError)
+    run(main)

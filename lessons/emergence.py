@@ -1,7 +1,6 @@
 """Part 6, continued: does an ability appear suddenly, or does the measure jump?
 
     python lessons/emergence.py --new_task=reverse --plot  # three widths learn one task, in a minute
-    python lessons/emergence.py --few_shot                 # after lessons/finetune.py: ask its model with examples
 
 Read lessons/finetune.py before, lessons/rlhf.py after.
 
@@ -31,28 +30,24 @@ import torch
 from torch.nn import functional as F
 
 try:
-    from checkpoint import load_checkpoint, load_model
-    from console import NonNegative, UserError, option, parse, print_result, run
-    from dataset import load
+    from common import CharTokenizer, run
     from lessons.finetune import (
         BATCH_SIZE,
         FOLDER,
-        INSTRUCTED,
         TASKS,
         Example,
         Texts,
         encode,
-        exact_match,
         make_batch,
         one_per_word,
         open_texts,
-        pick_worker,
+        pick,
         train_on,
     )
-    from model import GPT, ConfigError, GPTConfig
-    from optim import Recipe
-    from runtime import Worker, keep_freed_memory
-    from tokenizer import Tokenizer
+    from lessons.kit import draw_lines, parse, print_result
+    from lessons.optim import Recipe
+    from model import GPT, GPTConfig
+    from prepare_data import load
 except ModuleNotFoundError as error:
     print(f"error: {error}; in the folder of train.py, type: python lessons/emergence.py", file=sys.stderr)
     sys.exit(2)
@@ -64,20 +59,17 @@ MEASUREMENTS = 16  # how often a model is measured while it learns
 
 @dataclass
 class Options:
-    new_task: Literal[*TASKS] = option("swap", "the task to learn")
-    few_shot: bool = option(
-        False, "instead: ask out/finetune/instructed.pt, with examples in the prompt, for a task that is new to it"
-    )
-    plot: bool = option(False, "draw out/finetune/emergence.png")
-    seed: NonNegative = option(1337, "random seed")
-    device: str = option("auto", "cpu, cuda, cuda:1, mps; auto: the best available")
+    new_task: Literal[*TASKS] = "swap"  # the task to learn
+    plot: bool = False  # draw out/finetune/emergence.png
+    seed: int = 1337  # random seed
+    device: str = "auto"  # cpu, cuda, cuda:1, mps; auto: the best available
 
 
 # ----------------------------------------------------------------------------- two kinds of measure
 
 
 @torch.no_grad()
-def token_scores(model: GPT, examples: list[Example], tokenizer: Tokenizer) -> dict[str, float]:
+def token_scores(model: GPT, examples: list[Example], tokenizer: CharTokenizer) -> dict[str, float]:
     """Score n examples, pairs of a prompt and an answer. Scores of the tokens of all answers, with the
     newline at the end:
 
@@ -113,7 +105,7 @@ def token_scores(model: GPT, examples: list[Example], tokenizer: Tokenizer) -> d
     }
 
 
-def watch(width: int, texts: Texts, seed: int, worker: Worker) -> list[dict]:
+def watch(width: int, texts: Texts, seed: int, device: torch.device, autocast: torch.autocast) -> list[dict]:
     """Train a model of this width from scratch on one task, texts.tasks[0]. Returns the scores on
     validation words of six letters, at MEASUREMENTS points of the training."""
     task = texts.tasks[0]
@@ -122,7 +114,7 @@ def watch(width: int, texts: Texts, seed: int, worker: Worker) -> list[dict]:
     print(f"\nwidth {width}, {task}: {len(examples)} words of six letters, validation split")
     torch.manual_seed(seed)
     rng = np.random.default_rng(seed)
-    model = GPT(GPTConfig(texts.tokenizer.vocab_size, block_size=64, n_embd=width, n_head=2))
+    model = GPT(GPTConfig(texts.tokenizer.vocab_size, block_size=64, n_embd=width, n_head=2)).to(device)
     history = []
 
     def note() -> str:
@@ -131,14 +123,12 @@ def watch(width: int, texts: Texts, seed: int, worker: Worker) -> list[dict]:
         return "  ".join(f"{name} {score:.3f}" for name, score in scores.items())
 
     draw_batch = functools.partial(texts.instructions, BATCH_SIZE, rng)
-    train_on(model, draw_batch, RECIPE, worker, note, lines=MEASUREMENTS)
+    train_on(model, draw_batch, RECIPE, autocast, note, lines=MEASUREMENTS)
     return history
 
 
 def draw_plot(history: dict[int, list[dict]], task: str) -> None:
     """Plot three of the scores by step, {width: scores at each measurement}."""
-    from lessons import plots
-
     steps = [RECIPE.max_iters * i // MEASUREMENTS for i in range(1, MEASUREMENTS + 1)]
     panels = []
     for name in ("probability", "exact_match", "right^length"):
@@ -148,60 +138,8 @@ def draw_plot(history: dict[int, list[dict]], task: str) -> None:
             curves[f"width {width}"] = (steps, values, "o-")
         panels.append({"title": f"{task}: {name}", "curves": curves, "xlabel": "step"})
     path = FOLDER / "emergence.png"
-    plots.lines(path, *panels)
+    draw_lines(path, *panels)
     print(f"\n{path}: a token's probability, and exact match, as training goes on")
-
-
-# ----------------------------------------------------------------------------- examples in the prompt
-
-
-def few_shot(model: GPT, task: str, texts: Texts) -> list[float]:
-    """Exact match with test words of four letters, after 0, 1 and 2 examples in the prompt, as far as
-    they fit into the context. After one example (Brown et al. 2020):
-
-        reverse stop > pots
-        reverse heap >
-
-    In lessons/finetune.py, no document has two instructions, so its models have never learned to use examples in
-    a prompt."""
-    words = [word for word in texts.words["test"] if len(word) == 4]
-    examples = one_per_word(task, words)
-    n = len(examples)
-    lines = [f"{prompt}{solved}\n" for prompt, solved in examples]
-    scores = []
-    for shots in range(3):
-        asked = []
-        for i, (prompt, solved) in enumerate(examples):
-            # The examples that follow number i. The first examples follow the last
-            before = [lines[(i + shot) % n] for shot in range(1, shots + 1)]
-            asked.append(("".join(before) + prompt, solved))
-        longest = max(len(prompt + solved) for prompt, solved in asked)
-        if longest < model.config.block_size:  # a newline stands before it
-            right = exact_match(model, asked, texts.tokenizer)
-            scores.append(right.double().mean().item())
-    return scores
-
-
-def ask_with_examples(texts: Texts, worker: Worker) -> dict[str, float]:
-    """Ask the model of lessons/finetune.py's stage 2 for a task that it has not learned, and for one that it has.
-    Returns the exact match, {"swap_0": 0.03, "swap_1": 0.0 ...}: swap without examples in the prompt,
-    with one example ... Raises UserError if the model is not there."""
-    if not INSTRUCTED.exists():
-        raise UserError(f"there is no {INSTRUCTED}; run python lessons/finetune.py first")
-    checkpoint = load_checkpoint(INSTRUCTED)
-    learned = checkpoint["made_from"]["tasks"]
-    old_task = learned[0]
-    new_task = next(task for task in TASKS if task not in learned)
-    model, texts.tokenizer = load_model(checkpoint)
-    model.to(worker.device)
-    figures = {}
-    for task in (new_task, old_task):
-        scores = few_shot(model, task, texts)
-        shown = ", ".join(f"{score:.1%}" for score in scores)
-        print(f"{task}, words of four letters, after 0, 1 ... examples in the prompt: {shown}")
-        for shots, score in enumerate(scores):
-            figures[f"{task}_{shots}"] = score
-    return figures
 
 
 # ----------------------------------------------------------------------------- the script
@@ -209,24 +147,18 @@ def ask_with_examples(texts: Texts, worker: Worker) -> dict[str, float]:
 
 def main() -> None:
     options = parse(Options, __doc__)
-    keep_freed_memory()
-    worker = pick_worker(options.device)
-    data = load("words")
+    device, autocast = pick(options.device)
+    data = load("names")
     task = options.new_task
     texts = open_texts(data, [task], mask=True)
-    print(f"device  {worker}")
-    if options.few_shot:
-        figures = ask_with_examples(texts, worker)
-    else:
-        history = {}
-        for width in WIDTHS:
-            history[width] = watch(width, texts, options.seed, worker)
-        if options.plot:
-            draw_plot(history, task)
-        last_scores = history[WIDTHS[-1]][-1]  # the widest model, at its last step
-        figures = {"task": task, **last_scores}
-    print_result("gpt", dataset=data.name, **figures)
+    history = {}
+    for width in WIDTHS:
+        history[width] = watch(width, texts, options.seed, device, autocast)
+    if options.plot:
+        draw_plot(history, task)
+    last_scores = history[WIDTHS[-1]][-1]  # the widest model, at its last step
+    print_result("gpt", dataset=data.name, task=task, **last_scores)
 
 
 if __name__ == "__main__":
-    run(main, ConfigError)
+    run(main)

@@ -1,10 +1,9 @@
 """Part 4, continued: how good is a model?
 
-    python lessons/evaluate.py                                          # the newest run, on its validation split
-    python lessons/evaluate.py --init_from=out/names --plot             # and draw evaluation.png
-    python lessons/evaluate.py --init_from=out/python --block_size=256  # a longer context than in training
+    python lessons/evaluate.py                                # the newest run, on its validation split
+    python lessons/evaluate.py --init_from=out/names --plot   # and draw evaluation.png
 
-Read train.py and windows.py before, and lessons/scaling.py after. Five questions, one after the other:
+Read train.py before, and lessons/scaling.py after. Five questions, one after the other:
 
     how low is the loss, and how uncertain is it?
     how does it depend on the position of a token?
@@ -22,6 +21,7 @@ if __name__ == "__main__":
     sys.path.insert(0, ".")  # lessons start in the root, and import its files
 
 import itertools
+import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -33,29 +33,24 @@ import torch
 import torch.nn.functional as F
 
 try:
-    from checkpoint import check_tokenizer, load_checkpoint, load_model, newest_run, note_if_changed
-    from console import (
-        NonNegative,
-        NonNegativeFloat,
-        PathStr,
-        Positive,
-        UserError,
-        option,
+    from common import Dataset, UserError, load_checkpoint, load_model, pick_device, run
+    from lessons.kit import (
+        check_tokenizer,
+        document_edges,
+        draw_lines,
+        evaluation_windows,
         parse,
         print_losses,
         print_result,
         print_table,
         progress,
-        run,
+        read_windows,
+        start_ids,
     )
-    from dataset import Dataset, load
     from mlp import contexts
-    from model import GPT, ConfigError
+    from model import GPT, check_positive
     from ngram import NGrams, Predictor, count_ngrams, next_tokens
-    from runtime import Worker, explain_errors
-    from sample import rows_at_once, stream
-    from tokenizer import start_ids
-    from windows import document_edges, evaluation_windows, read_windows
+    from prepare_data import load
 except ModuleNotFoundError as error:
     print(f"error: {error}; in the folder of train.py, type: python lessons/evaluate.py", file=sys.stderr)
     sys.exit(2)
@@ -70,6 +65,7 @@ LENGTH = 100  # tokens in a sample, at most
 CONTEXT = 7  # tokens that the n-gram model gets: an 8-gram without the last one
 DISCOUNT = 0.85  # of Kneser-Ney smoothing
 EXAMPLES = 10  # tokens that are shown, at which one model is far better than the other
+MAX_CACHE = 2**27  # numbers in the keys of samples drawn at a time: with the values, a gigabyte in float32
 CHUNK = 4096  # contexts for which the n-gram model computes probabilities at a time
 
 # In comments on shapes: N predicted tokens, V tokens in the vocabulary, B windows or samples of T
@@ -79,21 +75,19 @@ CHUNK = 4096  # contexts for which the n-gram model computes probabilities at a 
 
 @dataclass
 class Options:
-    init_from: PathStr = option("", "a run's folder, a checkpoint, or gpt2 ... gpt2-xl (default: the newest run)")
-    dataset: str = option("", "a dataset with the same tokenizer (default: the dataset of the run)")
-    split: Literal["train", "val", "test"] = option("val", "the part of the dataset")
-    eval_tokens: NonNegative = option(0, "approximate number of tokens; 0: all (40,000 for calibration)")
-    block_size: NonNegative = option(0, "context length (0: as trained; with learned positions, at most that)")
-    rope_base: NonNegativeFloat = option(0.0, "the model's rope_base, larger for a longer context (0: as trained)")
-    rope_scale: NonNegativeFloat = option(0.0, "the model's rope_scale, larger for a longer context (0: as trained)")
-    num_samples: NonNegative = option(1000, "samples to search for in the training text; 0: none")
-    plot: bool = option(False, "draw evaluation.png beside the checkpoint")
-    seed: NonNegative = option(1337, "random seed of samples and intervals")
-    batch_size: Positive = option(8, "windows at a time")
-    device: str = option("auto", "cpu, cuda, cuda:1, mps; auto: the best available")
-    dtype: Literal["auto", "float32", "bfloat16", "float16"] = option(
-        "auto", "number format of matrix multiplications; auto: a fast one"
-    )
+    init_from: str = ""  # a run, such as out/names, or a checkpoint (default: the newest run)
+    dataset: str = ""  # a dataset with the same tokenizer (default: the dataset of the run)
+    split: Literal["train", "val", "test"] = "val"  # the part of the dataset
+    eval_tokens: int = 0  # approximate number of tokens; 0: all (40,000 for calibration)
+    num_samples: int = 1000  # samples to search for in the training text; 0: none
+    plot: bool = False  # draw evaluation.png beside the checkpoint
+    seed: int = 1337  # random seed of samples and intervals
+    batch_size: int = 8  # windows at a time
+    device: str = "auto"  # cpu, cuda, cuda:1, mps; auto: the best available
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"  # number format of products
+
+    def __post_init__(self):
+        check_positive(self, "batch_size")
 
 
 @dataclass
@@ -104,7 +98,8 @@ class Session:
     data: Dataset
     tokens: np.ndarray  # the split to evaluate on
     options: Options
-    worker: Worker  # the device and the dtype
+    device: torch.device
+    autocast: torch.autocast  # the context of the dtype
     # The 8-gram model: n-grams (N, CONTEXT + 1) -> the probabilities of their last tokens (N,)
     counting: Predictor | None = None
 
@@ -139,22 +134,19 @@ def bootstrap(losses: np.ndarray, document: np.ndarray, seed: int, n: int = 1000
 def predict(session: Session, windows: tuple) -> Iterator[tuple]:
     """Yield log_p (n, V) in float32, and targets (n,), of windows (starts, stops), batch after batch."""
     starts, stops = windows
-    device = session.worker.device
-    dtype = session.worker.dtype
     batch_size = session.options.batch_size
     block_size = session.model.config.block_size
-    lower_precision = dtype != torch.float32
     show = progress("evaluating", len(starts), "windows")  # show(n) prints that n are done
     for first in range(0, len(starts), batch_size):
         end = min(first + batch_size, len(starts))
         x, y = read_windows(session.tokens, starts[first:end], stops[first:end], block_size)  # (B, T) each
-        x = x.to(device)
-        with torch.autocast(device.type, dtype, enabled=lower_precision):
+        x = x.to(session.device)
+        with session.autocast:
             logits, _ = session.model(x)  # (B, T, V)
         is_target = y >= 0  # y is -1 where a short window is padded
         logits = logits[is_target]  # (n, V)
         log_p = logits.float().log_softmax(dim=1)
-        targets = y[is_target].to(device)  # (n,)
+        targets = y[is_target].to(session.device)  # (n,)
         yield log_p, targets
         show(end)
 
@@ -165,16 +157,14 @@ def locate(tokens: np.ndarray, windows: tuple, separator: int | None) -> tuple[n
 
         index       in the text
         document    the number of their document, from 0; without documents, of their window
-        position    how many tokens of this document the model has read before them, in their window
+        position    how many tokens the model has read before them, in their window
 
     In two names, with the windows (0, 4), (4, 5) and (5, 9):
 
         index       0 1 2 3 4 5 6 7 8 9
         token       . e m m a . a v a .
         document      0 0 0 0 0 1 1 1 1      the dot after emma ends document 0
-        position      1 2 3 4 1 1 2 3 4      window 4 to 5 has read one token, the a
-
-    With the single window (0, 9), the dot after emma has position 5, and the first a of ava has 1."""
+        position      1 2 3 4 1 1 2 3 4      window 4 to 5 has read one token, the a"""
     starts, stops = windows
     spans = [np.arange(start, stop) for start, stop in zip(starts, stops, strict=True)]
     inputs = np.concatenate(spans)  # (N,) the index of the token before each predicted one
@@ -182,9 +172,8 @@ def locate(tokens: np.ndarray, windows: tuple, separator: int | None) -> tuple[n
     window_start = np.repeat(starts, stops - starts)  # (N,)
     document_starts = starts if separator is None else document_edges(tokens, separator)
     number = np.searchsorted(document_starts, index) - 1  # (N,) of the document that starts before each token
-    first = np.maximum(document_starts[number], window_start)  # (N,) the first token of its document in its window
     _, document = np.unique(number, return_inverse=True)  # from 0, without gaps: some documents are in no window
-    return index, document, index - first
+    return index, document, index - window_start
 
 
 @dataclass
@@ -210,9 +199,7 @@ def measure(session: Session) -> Measured:
         batches.append(losses.cpu())
     losses = torch.cat(batches)
     if not losses.isfinite().all():
-        dtype = session.worker.dtype
-        advice = "use another checkpoint" if dtype == torch.float32 else "use --dtype=float32"
-        raise UserError(f"the loss is NaN or infinite in {dtype}; {advice}")
+        raise UserError("the loss is NaN or infinite; use --dtype=float32, or another checkpoint")
     index, document, position = locate(session.tokens, windows, separator)
     if separator is None:
         # Each window counts as a document so far. Neighboring windows are similar, so they are joined into
@@ -292,8 +279,8 @@ def interpolate(p: np.ndarray, q: np.ndarray, document: np.ndarray) -> tuple[np.
 
 def count(data: Dataset) -> Predictor:
     """Count n-grams of the training split (of its beginning, if it is long). Returns the 8-gram model."""
-    grams, occurrences = count_ngrams(data.train[:MAX_TRAIN], CONTEXT + 1, data.separator)
-    table = NGrams(grams, occurrences, data.vocab_size, data.separator)
+    grams, occurrences = count_ngrams(data.splits["train"][:MAX_TRAIN], CONTEXT + 1, data.separator)
+    table = NGrams(grams, occurrences, data.tokenizer.vocab_size, data.separator)
     print(f"\n8-gram: Kneser-Ney, {table.num_params():,} counts")
     return partial(table.kneser_ney, discount=DISCOUNT)
 
@@ -329,7 +316,7 @@ def print_examples(session: Session, measured: Measured, p: np.ndarray, q: np.nd
     tokens = session.tokens
     # Does the GPT see all the tokens that the n-gram model sees? An n-gram can begin before the GPT's window,
     # except where the document begins in the window
-    first = tokens[measured.index - measured.position]  # (N,) the first token of its document in the window
+    first = tokens[measured.index - measured.position]  # (N,) the first token of the window
     fair = (measured.position >= CONTEXT) | (first == session.data.separator)
     ahead = np.where(fair, p - q, 0)  # the GPT, by so much
     order = np.argsort(ahead)
@@ -437,7 +424,7 @@ def calibrate(log_p: torch.Tensor, targets: torch.Tensor, fitted_on: torch.Tenso
 def all_predictions(session: Session, mixtures: dict[str, float], windows: tuple, X: torch.Tensor) -> Iterator[tuple]:
     """Yield the name and log_p (N, V) of each model, {name: lambda}, at the targets of windows (starts, stops). X
     (N, CONTEXT): the tokens before them."""
-    V = session.data.vocab_size
+    V = session.data.tokenizer.vocab_size
     batches = [log_p.cpu() for log_p, _ in predict(session, windows)]
     gpt_log_p = torch.cat(batches)  # (N, V)
     gpt_p = gpt_log_p.exp()
@@ -457,7 +444,7 @@ def show_calibration(session: Session, mixtures: dict[str, float]) -> dict[str, 
     """Print how well mixtures, {name: lambda}, are calibrated, on the same tokens of two or more documents. Returns
     {name: what calibrate() measures}."""
     separator = session.data.separator
-    most = MAX_PROBABILITIES // session.data.vocab_size
+    most = MAX_PROBABILITIES // session.data.tokenizer.vocab_size
     n_tokens = min(SUBSET, most)
     if session.options.eval_tokens > 0:
         n_tokens = min(n_tokens, session.options.eval_tokens)
@@ -484,8 +471,6 @@ def show_calibration(session: Session, mixtures: dict[str, float]) -> dict[str, 
 
 def draw_plot(path: Path, title: str, results: dict[str, dict]) -> None:
     """Draw how far the accuracy of each model is above its confidence. results: from show_calibration()"""
-    from lessons import plots
-
     curves = {"calibrated": ([0, 1], [0, 0], ":k")}
     for name, result in results.items():
         n, confidences, rights = result["bins"]
@@ -499,7 +484,7 @@ def draw_plot(path: Path, title: str, results: dict[str, dict]) -> None:
         "xlabel": "confidence: probability of the most likely token",
         "ylabel": "accuracy - confidence",
     }
-    plots.lines(path, panel, title=f"reliability ({title})")
+    draw_lines(path, panel, title=f"reliability ({title})")
     print(f"\n{path}: reliability")
 
 
@@ -568,7 +553,7 @@ def draw_samples(session: Session, weight: float, length: int) -> list[tuple]:
     The GPT draws all tokens, as a generator: stream() yields the next token of each sample, and waits. Some of these
     are overwritten by the n-gram model. stream() then reads them in the same tensor, and continues."""
     model = session.model
-    device = session.worker.device
+    device = session.device
     generator = torch.Generator(device).manual_seed(session.options.seed)
     # The n-gram model does not draw the same random numbers. This generator also draws which model is next
     counting_generator = torch.Generator().manual_seed(session.options.seed + 1)
@@ -577,8 +562,10 @@ def draw_samples(session: Session, weight: float, length: int) -> list[tuple]:
     start = start_ids(session.data.tokenizer)[-1] if end is None else end
     all_starts = torch.full((session.options.num_samples, 1), start, device=device)
     samples = []
-    for idx in all_starts.split(rows_at_once(model.config)):  # (B, 1): as many samples as fit into memory
-        proposed = stream(model, idx, length, generator=generator)
+    config = model.config
+    B = max(1, MAX_CACHE // (config.n_layer * config.block_size * config.n_embd))
+    for idx in all_starts.split(B):  # (B, 1)
+        proposed = model.stream(idx, length, generator=generator)
         if weight == 0:
             proposed = itertools.repeat(idx.clone(), length)  # any tokens, as all are overwritten
         show = progress("sampling", length, "tokens each")
@@ -587,7 +574,7 @@ def draw_samples(session: Session, weight: float, length: int) -> list[tuple]:
             by_counting = torch.rand(len(idx), generator=counting_generator) >= weight  # (B,)
             if by_counting.any():
                 newest = X[by_counting, -CONTEXT:].numpy()
-                p = next_tokens(session.counting, newest, model.config.vocab_size)  # (rows by counting, V)
+                p = next_tokens(session.counting, newest, config.vocab_size)  # (rows by counting, V)
                 drawn = torch.multinomial(torch.from_numpy(p), 1, generator=counting_generator)
                 column[by_counting] = drawn.to(device)  # stream() reads this
             X = torch.cat([X, column.cpu()], dim=1)
@@ -601,7 +588,8 @@ def real_samples(session: Session, length: int) -> list[tuple]:
     """The first documents of the split, or else evenly spaced pieces of it: up to `length` tokens each."""
     n = session.options.num_samples
     if session.data.separator is not None:
-        rows = session.data.documents(session.options.split)[:n]
+        texts = session.data.documents(session.options.split)[:n]
+        rows = [session.data.tokenizer.encode(text) for text in texts]
     else:
         starts = np.linspace(0, len(session.tokens) - length, n)
         starts = starts.astype(int)
@@ -620,9 +608,9 @@ def cut_at(ids: list[int], end: int | None) -> tuple:
 def show_copies(samples: dict[str, list[tuple]], data: Dataset, length: int) -> dict[str, float]:
     """Print how much {name: samples}, of at most `length` tokens, copy from the training text. Returns
     {name: fraction that is copied}."""
-    train = data.train[:MAX_TRAIN]
+    train = data.splits["train"][:MAX_TRAIN]
     if data.separator is not None:
-        known = {tuple(ids[:length]) for ids in data.documents("train")}
+        known = {tuple(data.tokenizer.encode(text)[:length]) for text in data.documents("train")}
         meaning = "samples that are documents of train"
     else:
         known = None
@@ -631,7 +619,7 @@ def show_copies(samples: dict[str, list[tuple]], data: Dataset, length: int) -> 
     all_samples = []
     for drawn in samples.values():
         all_samples += drawn
-    all_longest = longest_copies(train, all_samples, data.vocab_size)
+    all_longest = longest_copies(train, all_samples, data.tokenizer.vocab_size)
 
     copied = {}
     rows = [["copies", "samples", "longest run: mean", "maximum", "copied", "the first ones"]]
@@ -660,76 +648,70 @@ def show_copies(samples: dict[str, list[tuple]], data: Dataset, length: int) -> 
 # ----------------------------------------------------------------------------- the script
 
 
+def newest_run() -> str:
+    """The newest best.pt of train.py, or "" if there is none."""
+    files = Path("out").glob("*/best.pt")
+    return str(max(files, key=os.path.getmtime, default=""))
+
+
 def open_data(checkpoint: dict, options: Options) -> Dataset:
     """Open the dataset of the options, or else of the checkpoint. Raises UserError."""
-    name = checkpoint["name"]
-    dataset = options.dataset or checkpoint["config"]["dataset"]
-    if dataset in (None, "gpt2"):  # such as OpenAI's weights
-        raise UserError(f"{name} was not trained on a dataset; name one with --dataset=")
+    dataset = options.dataset or checkpoint.get("dataset")
+    if not dataset:  # such as OpenAI's weights
+        raise UserError("this model was not trained on a dataset; name one with --dataset=")
     data = load(dataset)
     check_tokenizer(checkpoint, data.tokenizer, data.name)
-    if getattr(data, options.split) is None:
+    if options.split not in data.splits:
         raise UserError(f"{data.name} has no {options.split} split; use --split=val")
-    if options.split != "train":
-        note_if_changed(data, checkpoint, options.split)
     return data
-
-
-def open_model(checkpoint: dict, options: Options) -> GPT:
-    """Open the model of a checkpoint, with the context that the options ask for. Raises UserError."""
-    changes = {}
-    for name in ("block_size", "rope_base", "rope_scale"):
-        value = getattr(options, name)
-        if value > 0:
-            changes[name] = value
-    model, _ = load_model(checkpoint, **changes)
-    return model
 
 
 def main() -> None:
     options = parse(Options, __doc__)
-    worker = Worker.pick(options.device, options.dtype)
-    checkpoint = load_checkpoint(options.init_from or newest_run())
+    device, autocast = pick_device(options.device, options.dtype)
+    name = options.init_from or newest_run()
+    checkpoint = load_checkpoint(name)
     data = open_data(checkpoint, options)
-    model = open_model(checkpoint, options).to(worker.device)
-    print(f"{checkpoint['name']}: {model.num_params():,} parameters, on {worker}")
-    tokens = getattr(data, options.split)
-    session = Session(model=model, data=data, tokens=tokens, options=options, worker=worker)
+    model, _ = load_model(checkpoint)
+    model.to(device)
+    print(f"{name}: {model.num_params():,} parameters, on {device}")
+    tokens = data.splits[options.split]
+    session = Session(model, data, tokens, options, device, autocast)
 
     # Each model is a mixture, lambda p_GPT + (1 - lambda) p_counting: {name: lambda}
     mixtures = {"GPT": 1.0}
     results = {}
     figures = {}
-    with explain_errors("out of memory; use a smaller --batch_size, or --eval_tokens"):
-        measured = measure(session)
-        show_losses(session, measured)
-        if measured.document.max() == 0:
-            print("\none document or window: calibration, and what counting still knows need two or more")
-        else:
-            if options.split != "train" and data.vocab_size <= MAX_VOCAB:
-                session.counting = count(data)
-                loss, weight = show_interpolation(session, measured)
-                mixtures = {"GPT": 1.0, "8-gram": 0.0, "both": weight}
-            results = show_calibration(session, mixtures)
-            figures["ece"] = results["GPT"]["ECE"]
-            figures["temperature"] = results["GPT"]["tau"]
-            if session.counting is not None:
-                figures["mixed"] = loss
-                figures["lambda"] = weight
-        if options.num_samples > 0:
-            length = min(model.config.block_size, LENGTH, len(tokens))
-            samples = {f"{options.split} split (real)": real_samples(session, length)}
-            for name, weight in mixtures.items():
-                samples[name] = draw_samples(session, weight, length)
-            copied = show_copies(samples, data, length)
-            figures["copied"] = copied["GPT"]
+    measured = measure(session)
+    show_losses(session, measured)
+    if measured.document.max() == 0:
+        print("\none document or window: calibration, and what counting still knows need two or more")
+    else:
+        if options.split != "train" and data.tokenizer.vocab_size <= MAX_VOCAB:
+            session.counting = count(data)
+            loss, weight = show_interpolation(session, measured)
+            mixtures = {"GPT": 1.0, "8-gram": 0.0, "both": weight}
+        results = show_calibration(session, mixtures)
+        figures["ece"] = results["GPT"]["ECE"]
+        figures["temperature"] = results["GPT"]["tau"]
+        if session.counting is not None:
+            figures["mixed"] = loss
+            figures["lambda"] = weight
+    if options.num_samples > 0:
+        length = min(model.config.block_size, LENGTH, len(tokens))
+        samples = {f"{options.split} split (real)": real_samples(session, length)}
+        for model_name, weight in mixtures.items():
+            samples[model_name] = draw_samples(session, weight, length)
+        copied = show_copies(samples, data, length)
+        figures["copied"] = copied["GPT"]
 
     if options.plot and results:
-        path = Path(checkpoint["folder"], "evaluation.png")
-        draw_plot(path, checkpoint["name"], results)
+        path = Path(name) if Path(name).exists() else Path("out", name)
+        folder = path if path.is_dir() else path.parent
+        draw_plot(folder / "evaluation.png", name, results)
     losses = {options.split: measured.losses.mean()}
     print_result("gpt", data, model.num_params(), losses, **figures)
 
 
 if __name__ == "__main__":
-    run(main, ConfigError)
+    run(main)

@@ -1,19 +1,33 @@
-"""Faster linear layers for generating text with a large model on a CPU.
+"""What limits generation on a CPU: the bytes of the weights, which must come from memory for each token.
 
-    from lessons.layers import speed_up
+    python lessons/fast.py                 # random weights in the shape of GPT-2, 124 million
+    python lessons/fast.py --n_layer=2     # fewer layers
+    python lessons/fast.py out/gpt2        # a run of train.py, or of lessons/gpt2.py
+
+    from lessons.fast import speed_up
     speed_up(model)                     # large matrices in another order in memory, the same numbers
     speed_up(model, torch.bfloat16)     # large matrices of the blocks rounded to 16 bits
     speed_up(model, torch.int8)         # all matrices rounded to 8 bits
 
-sample.py calls replace_layers(), which chooses one of them. The new layers cannot be saved or trained.
-
-In a step of generation, the input of every matrix has only one row per sample. That is little to compute, so with one
-sample, a step mostly waits until the weights have come from memory: fewer bytes take less time. And F.linear leaves the
-work to a library, which is made for many rows:
+The new layers cannot be saved or trained. In a step of generation, the input of every matrix has only one row per
+sample. That is little to compute, so with one sample, a step mostly waits until the weights have come from memory:
+fewer bytes take less time. And F.linear leaves the work to a library, which is made for many rows:
 
     numbers     library    F.linear for a single row
     float32     MKL        a single thread reads the whole matrix (seen on an AMD). BlockLinear uses all threads
     bfloat16    oneDNN     the matrix is copied into another order first. BFloat16Linear avoids the copy
+
+Beside CTranslate2 4.8.5, an engine in C++ that only generates: tokens per second for all samples together, in GPT-2's
+shape (two cores of an AMD EPYC, Zen 4, 2026-11-28, torch 2.13; medians of three rounds). CTranslate2 refuses bfloat16
+on this processor. With whole matrices, oneDNN or MKL multiply:
+
+    samples    CTranslate2, float32    whole matrices, float32    BlockLinear, float32    bfloat16 in the blocks
+    1                            54                         45                      70                        90
+    8                           226                        192                     192                       316
+    32                          254                        383                     375                       605
+
+In int8, with one sample, CTranslate2 generates 109 and these layers 56 (two cores of an Intel Xeon, Sapphire Rapids,
+2026-11-26). It also rounds the inputs to 8 bits, which is a part of the gap.
 """
 
 import sys
@@ -21,21 +35,34 @@ import sys
 if __name__ == "__main__":
     sys.path.insert(0, ".")  # lessons start in the root, and import its files
 
+import copy
+import time
+from dataclasses import dataclass
+from statistics import median
+
 import torch
 from torch import nn
 from torch.nn import functional as F
 
 try:
-    from model import GPT
-    from runtime import has_bfloat16_units
+    from common import load_model, make_config, parse, run
+    from lessons.kit import print_result, print_table
+    from model import GPT, GPTConfig
 except ModuleNotFoundError as error:
-    print(f"error: {error}; in the folder of train.py, type: python lessons/layers.py", file=sys.stderr)
+    print(f"error: {error}; in the folder of train.py, type: python lessons/fast.py", file=sys.stderr)
     sys.exit(2)
 
 # Matrices with fewer weights stay as they are: they would gain nothing
 LARGE_MATRIX = 2**17
 # Rows of a matrix in a block of BlockLinear: of 16, 32, 48, 64 and 96, the fastest for one sample
 BLOCK = 32
+
+
+@dataclass
+class Options:
+    init_from: str = ""  # a run, such as out/names; by default random weights in the shape of GPT-2
+    n_layer: int = 12  # layers of the random model
+    tokens: int = 50  # tokens to generate in each of three rounds
 
 
 class BlockLinear(nn.Module):
@@ -114,7 +141,8 @@ class Int8Linear(nn.Module):
         scale = scale.clamp(min=1e-30)  # a row of zeros would be divided by 0
         scale = scale.bfloat16()  # as PyTorch's function reads it
         rounded = (W / scale[:, None]).round()
-        self.register_buffer("weight", rounded.to(torch.int8))  # (out, in)
+        self.register_buffer("integers", rounded.to(torch.int8))  # (out, in)
+        self.weight = W[:0]  # empty: GPT.stream() makes a cache of its dtype
         self.register_buffer("scale", scale)  # (out,)
         self.bias = linear.bias  # (out,) or None
 
@@ -123,11 +151,11 @@ class Int8Linear(nn.Module):
         # PyTorch's function is for CPUs and rows of a multiple of 16 numbers. For up to about 48 rows, it is faster
         # than the last two lines. It is private so far, and reads x as bfloat16
         if x.is_cpu and x.shape[-1] % 16 == 0 and len(rows) <= 48:
-            y = torch._weight_int8pack_mm(rows.bfloat16(), self.weight, self.scale)  # (R, out)
+            y = torch._weight_int8pack_mm(rows.bfloat16(), self.integers, self.scale)  # (R, out)
             y = y.type_as(x)
             y = y.view(*x.shape[:-1], -1)
             return y if self.bias is None else y + self.bias
-        W = self.weight * self.scale.float()[:, None]  # (out, in), float32
+        W = self.integers * self.scale.float()[:, None]  # (out, in), float32
         return F.linear(x, W.type_as(x), self.bias)
 
 
@@ -152,22 +180,59 @@ def speed_up(model: GPT, dtype: torch.dtype = torch.float32, n_samples: int = 1)
             model.set_submodule(name, BlockLinear(layer))
 
 
-def replace_layers(model: GPT, n_samples: int, int8: bool, exact: bool) -> None:
-    """Choose the fastest layers for so many samples at once. Says on standard error if they round to bfloat16, or if
-    int8 was asked for and gives way. exact: no bfloat16."""
-    is_large = max(p.numel() for p in model.transformer.h.parameters()) >= LARGE_MATRIX  # in the blocks
-    on_cpu = model.lm_head.weight.is_cpu
-    rounds = is_large and on_cpu and not exact and has_bfloat16_units()
-    # Each further sample costs more time with int8 weights than with others. From this number of samples on, int8 is
-    # no longer faster
-    too_many = 6 if rounds else 32
-    if int8 and on_cpu and n_samples >= too_many:
-        print(f"--int8 is no faster for {too_many} samples or more: going on without it", file=sys.stderr)
-        int8 = False
-    if int8:
-        speed_up(model, torch.int8)
-    elif rounds:
-        print("large matrices are in bfloat16, which is faster; --dtype=float32 is exact", file=sys.stderr)
-        speed_up(model, torch.bfloat16, n_samples)
+def has_bfloat16_units() -> bool:
+    """Does PyTorch multiply bfloat16 in hardware on this processor? Not if the environment variable
+    ATEN_CPU_CAPABILITY keeps it from AVX-512: with bfloat16, its attention would then fail."""
+    units = torch.cpu.get_capabilities()
+    processor_has_them = units.get("amx_bf16") or units.get("avx512_bf16")
+    pytorch_uses = torch.backends.cpu.get_cpu_capability()
+    return bool(processor_has_them and pytorch_uses not in ("DEFAULT", "AVX2"))
+
+
+def bytes_per_token(model: GPT) -> int:
+    """The bytes of all linear layers, which a step reads whole. (Of an embedding, it reads a row.)"""
+    total = 0
+    for layer in model.modules():
+        if isinstance(layer, (nn.Linear, BlockLinear, BFloat16Linear, Int8Linear)):
+            total += getattr(layer, "integers", layer.weight).nbytes
+    return total
+
+
+def tokens_per_second(model: GPT, n: int) -> float:
+    """The median of three rounds of n tokens, for one sample."""
+    rates = []
+    for _ in range(4):  # the first round is not counted
+        began = time.perf_counter()
+        for _ in model.stream(torch.zeros(1, 1, dtype=torch.long), n, temperature=0):
+            pass
+        rates.append(n / (time.perf_counter() - began))
+    return median(rates[1:])
+
+
+def main() -> None:
+    options = parse(Options, __doc__, "init_from")
+    if options.init_from:
+        model, _ = load_model(options.init_from)
     else:
-        speed_up(model)
+        shape = {"vocab_size": 50_257, "block_size": 1024, "n_head": 12, "n_embd": 768, "n_layer": options.n_layer}
+        model = GPT(make_config(GPTConfig, shape)).eval()
+    ways = {"plain float32": None, "BlockLinear, float32": torch.float32}
+    if has_bfloat16_units():
+        ways["bfloat16"] = torch.bfloat16
+    else:
+        print("left out: bfloat16, which this processor does not multiply")
+    ways["int8"] = torch.int8
+    rows = [["linear layers", "megabytes of weights per token", "tokens per second"]]
+    rates = {}
+    for name, dtype in ways.items():
+        fast = copy.deepcopy(model)
+        if dtype:
+            speed_up(fast, dtype)
+        rates[name] = tokens_per_second(fast, options.tokens)
+        rows.append([name, f"{bytes_per_token(fast) / 1e6:,.1f}", f"{rates[name]:,.0f}"])
+    print_table(rows)
+    print_result("fast", **{name.split()[0].strip(","): rate for name, rate in rates.items()})
+
+
+if __name__ == "__main__":
+    run(main)

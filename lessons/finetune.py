@@ -1,7 +1,7 @@
 r"""Part 6: teach a GPT to follow instructions, and then a new task.
 
     python lessons/finetune.py                # three stages, two minutes on two CPU cores
-    python sample.py --init_from=out/finetune/lora.pt --prompt="swap abs > " --stop --temperature=0
+    python sample.py out/finetune/lora.pt --prompt="swap abs > " --stop --temperature=0
     python lessons/finetune.py --method=all   # twelve ways to learn the new task, compared
 
 and to mix in old kinds of documents:
@@ -12,20 +12,20 @@ Read sample.py before; lessons/peft.py (LoRA, adapters, prefixes, soft prompts),
 lessons/rlhf.py after.
 
     stage                   here                                      at scale
-    1 pre-training          words, and pairs such as "stack kcats"    months; trillions of tokens
-    2 instruction tuning    ten tasks: "reverse stack > kcats"        days; millions of examples
-    3 a new task            "swap stack > ktacs": 1,000 examples      hours; examples of your own
+    1 pre-training          words, and pairs such as "robin nibor"    months; trillions of tokens
+    2 instruction tuning    ten tasks: "reverse robin > nibor"        days; millions of examples
+    3 a new task            "swap robin > nobir": 1,000 examples      hours; examples of your own
 
-Each stage starts from the model of the stage before. Stage 2 is supervised fine-tuning, SFT (Wei et
-al. 2022; Ouyang et al. 2022). In stages 2 and 3, only answers count in the loss. No word of a
-validation or test prompt is in a training prompt.
+The words are the names in data/names.txt that have 3 to 8 letters. Each stage starts from the model of the stage
+before. Stage 2 is supervised fine-tuning, SFT (Wei et al. 2022; Ouyang et al. 2022). In stages 2 and 3, only answers
+count in the loss. No word of a validation or test prompt is in a training prompt.
 
 In stage 3, batches contain only the new task, so the model forgets the old ones: catastrophic
 forgetting (McCloskey, Cohen 1989). Three things help: a lower learning rate, old documents in the
 batches (replay), and a penalty on the distance from the start (L2-SP).
 
-The models are saved in out/finetune/. LoRA adds small matrices to the layers of a model. lora.pt has only
-these matrices, and names the file of all other weights: instructed.pt, the model of stage 2.
+The models are saved in out/finetune/: base.pt, instructed.pt, and those of stage 3, LoRA's after its update was
+merged into the weights. Models with adapters, a prefix or a soft prompt are not saved.
 """
 
 import sys
@@ -46,29 +46,12 @@ import numpy as np
 import torch
 
 try:
-    from checkpoint import save_model
-    from console import (
-        Fraction,
-        NonNegative,
-        NonNegativeFloat,
-        Positive,
-        UserError,
-        option,
-        parse,
-        print_result,
-        print_table,
-        run,
-    )
-    from dataset import Dataset, load
-    from files import sha256_of
-    from lessons.fit import fit
-    from lessons.peft import attach, trained_state
-    from model import GPT, ConfigError, GPTConfig
-    from optim import Recipe
-    from runtime import Worker, keep_freed_memory
-    from sample import generate
-    from tokenizer import CharTokenizer, Tokenizer
-    from windows import pad_rows
+    from common import CharTokenizer, Dataset, UserError, pick_device, run, save_model
+    from lessons.kit import autocast_loss, pad_rows, parse, print_result, print_table
+    from lessons.optim import Recipe, fit
+    from lessons.peft import attach, merge, trained_state
+    from model import GPT, GPTConfig, check_positive
+    from prepare_data import load
 except ModuleNotFoundError as error:
     print(f"error: {error}; in the folder of train.py, type: python lessons/finetune.py", file=sys.stderr)
     sys.exit(2)
@@ -95,20 +78,23 @@ Document = tuple[list, list]  # inputs, and the target of each
 
 @dataclass
 class Options:
-    method: Literal["full", "lora", "adapter", "prefix", "prompt", "scratch", "all"] = option(
-        "lora", "method of stage 3; scratch: train a new model instead of the model of stage 2"
-    )
-    new_task: Literal[*TASKS] = option("swap", "task of stage 3; all others are learned in stage 2")
-    num_examples: Positive = option(1000, "training examples of the new task")
-    rank: Positive = option(8, "LoRA: rank of the update; adapter: bottleneck; prefix, prompt: virtual tokens")
-    alpha: NonNegativeFloat = option(16.0, "LoRA: the update is scaled by alpha / rank")
-    targets: Literal["qv", "all"] = option("qv", "LoRA: update queries and values, or all matrices")
-    mask: bool = option(True, "stages 2, 3: only answers count in the loss; false: prompts as well")
-    replay: Fraction = option(0.0, "stage 3: fraction of documents from stages 1 and 2 in a batch")
-    l2: NonNegativeFloat = option(0.0, "stage 3: L2-SP, a penalty on the squared distance from the start")
-    learning_rate: NonNegativeFloat = option(0.0, "peak learning rate of stage 3; 0: the method's own")
-    seed: NonNegative = option(1337, "random seed of all stages")
-    device: str = option("auto", "cpu, cuda, cuda:1, mps; auto: the best available")
+    method: Literal["full", "lora", "adapter", "prefix", "prompt", "scratch", "all"] = "lora"  # scratch: a new model
+    new_task: Literal[*TASKS] = "swap"  # task of stage 3; all others are learned in stage 2
+    num_examples: int = 1000  # training examples of the new task
+    rank: int = 8  # LoRA: rank of the update; adapter: bottleneck; prefix, prompt: virtual tokens
+    alpha: float = 16.0  # LoRA: the update is scaled by alpha / rank
+    targets: Literal["qv", "all"] = "qv"  # LoRA: update queries and values, or all matrices
+    mask: bool = True  # stages 2, 3: only answers count in the loss; false: prompts as well
+    replay: float = 0.0  # stage 3: fraction of documents from stages 1 and 2 in a batch
+    l2: float = 0.0  # stage 3: L2-SP, a penalty on the squared distance from the start
+    learning_rate: float = 0.0  # peak learning rate of stage 3; 0: the method's own
+    seed: int = 1337  # random seed of all stages
+    device: str = "auto"  # cpu, cuda, cuda:1, mps; auto: the best available
+
+    def __post_init__(self):
+        check_positive(self, "num_examples", "rank")
+        if self.replay > 1:
+            raise ValueError(f"replay={self.replay} is out of range; use 0 to 1")
 
 
 # ----------------------------------------------------------------------------- the masked loss
@@ -116,7 +102,7 @@ class Options:
 # prompt is given, and need not be predicted: its targets are -1, which the loss ignores.
 
 
-def encode(example: Example, tokenizer: Tokenizer, mask: bool = True) -> Document:
+def encode(example: Example, tokenizer: CharTokenizer, mask: bool = True) -> Document:
     r"""The inputs and targets of an example, which is a prompt and its answer. Newlines stand before
     and after it, so that the model also learns where to stop. For ("copy abs > ", "abs"), where _ is
     a space, and . a target of -1:
@@ -152,7 +138,7 @@ def train_on(
     model: GPT,
     draw_batch: Callable,
     recipe: Recipe,
-    worker: Worker,
+    autocast: torch.autocast,
     note: Callable = lambda: "",
     lines: int = 5,
     l2: float = 0.0,
@@ -160,8 +146,7 @@ def train_on(
     """Train a model on the documents that draw_batch() returns for each step. note() is the end of each of
     `lines` lines of progress. l2: the loss also has l2 |p - start|^2, which keeps the parameters p near
     their start (L2-SP, Li et al. 2018). Returns the time in seconds."""
-    model.to(worker.device)
-    mean_loss = worker.loss_function(model)
+    mean_loss = autocast_loss(model, autocast)
     start = [p.detach().clone() for p in model.parameters()]
 
     def batch_loss() -> torch.Tensor:
@@ -213,7 +198,7 @@ class Texts:
     """The sources of the documents of all stages."""
 
     words: dict[str, list[str]]  # the words of each split: train, val, test
-    tokenizer: Tokenizer
+    tokenizer: CharTokenizer
     tasks: list[str]  # the tasks of stage 2
     mask: bool  # do only answers count in the loss?
     new_task: str = ""  # the task of stage 3
@@ -240,7 +225,7 @@ class Texts:
         return rows
 
     def plain(self, split: str, n: int, rng: np.random.Generator) -> list[Document]:
-        """n documents for stage 1, such as "stack" or "stack kcats": a task has no name here."""
+        """n documents for stage 1, such as "robin" or "robin nibor": a task has no name here."""
         tasks = rng.choice(IN_TEXTS, n).tolist()
         words = rng.choice(self.words[split], n).tolist()
         rows = []
@@ -256,8 +241,11 @@ class Texts:
 def open_texts(data: Dataset, tasks: list[str], mask: bool, new_task: str = "") -> Texts:
     """Texts of the words of 3 to 8 letters in a dataset that has one word per document."""
     words = {}
+    seen = set()  # the list has many names several times: each of them is in the first split alone
     for split in ("train", "val", "test"):
-        words[split] = [word for word in data.texts(split) if len(word) in LENGTHS]
+        different = dict.fromkeys(data.documents(split))
+        words[split] = [word for word in different if len(word) in LENGTHS and word not in seen]
+        seen.update(words[split])
     tokenizer = CharTokenizer(sorted(CHARACTERS))
     return Texts(words, tokenizer, tasks, mask, new_task)
 
@@ -275,67 +263,66 @@ NEW_BATCH_SIZE = 32  # documents per step in stage 3
 PRETRAINING = Recipe(max_iters=600, learning_rate=0.01, muon_learning_rate=0.03, optimizer="muon")
 INSTRUCTION_TUNING = Recipe(max_iters=1000, learning_rate=0.005, muon_learning_rate=0.015, optimizer="muon")
 NEW_TASK_STEPS = 250
-# Found by trying learning rates that differ by factors of 2: with a lower rate, the method learns less than
-# 97 % of the new task (validation words, three seeds)
+# Found by trying learning rates that differ by factors of 2: with a lower rate, the method learned less than
+# 97 % of the new task (with another list of words, three seeds)
 LEARNING_RATES = {"full": 0.0005, "lora": 0.0025, "adapter": 0.01, "prefix": 0.2, "prompt": 3.0, "scratch": 0.01}
 
 
-def pretrain(texts: Texts, options: Options, worker: Worker) -> GPT:
+def pretrain(texts: Texts, options: Options, device: torch.device, autocast: torch.autocast) -> GPT:
     """Stage 1: train a base model from scratch."""
-    print("\nstage 1, pre-training: words, and pairs such as 'stack kcats'")
+    print("\nstage 1, pre-training: words, and pairs such as 'robin nibor'")
     torch.manual_seed(options.seed)
     rng = np.random.default_rng(options.seed)
-    model = GPT(GPTConfig(vocab_size=texts.tokenizer.vocab_size, block_size=BLOCK_SIZE))
+    model = GPT(GPTConfig(vocab_size=texts.tokenizer.vocab_size, block_size=BLOCK_SIZE)).to(device)
     draw_batch = functools.partial(texts.plain, "train", BATCH_SIZE, rng)
-    train_on(model, draw_batch, PRETRAINING, worker)
+    train_on(model, draw_batch, PRETRAINING, autocast)
     save(BASE, model, texts)
     return model
 
 
-def instruct(base: GPT, texts: Texts, options: Options, worker: Worker) -> GPT:
+def instruct(base: GPT, texts: Texts, options: Options, autocast: torch.autocast) -> GPT:
     """Stage 2: train a copy of the base on instructions, drawn again for every step."""
     print("\nstage 2, instruction tuning: prompts with answers")
     rng = np.random.default_rng(options.seed)
     model = copy.deepcopy(base)
     draw_batch = functools.partial(texts.instructions, BATCH_SIZE, rng)
     note = functools.partial(describe, model, texts)
-    train_on(model, draw_batch, INSTRUCTION_TUNING, worker, note)
-    save(INSTRUCTED, model, texts, made_from={"tasks": texts.tasks})
+    train_on(model, draw_batch, INSTRUCTION_TUNING, autocast, note)
+    save(INSTRUCTED, model, texts)
     show_answers(model, texts.tasks, texts)
     return model
 
 
-def learn(instructed: GPT, texts: Texts, options: Options, worker: Worker, name: str, lines: int) -> tuple[GPT, dict]:
-    """Stage 3: learn the new task by one method, and save the model under the name. Returns the model, and
-    its row of the last table."""
+def learn(
+    instructed: GPT, texts: Texts, options: Options, autocast: torch.autocast, name: str, lines: int
+) -> tuple[GPT, dict]:
+    """Stage 3: learn the new task by one method, and save the model under the name, unless it has layers that model.py
+    does not know. Returns the model, and its row of the last table."""
     torch.manual_seed(options.seed)
     rng = np.random.default_rng(options.seed)
     model = copy.deepcopy(instructed)
-    entries = {}  # further entries of the checkpoint
     if options.method == "scratch":
-        model = GPT(instructed.config)
+        model = GPT(instructed.config).to(instructed.lm_head.weight.device)
     elif options.method != "full":
-        entries = attach_parameters(model, options)
+        attach(model, options.method, options.rank, options.alpha, options.targets)
     new_rows = texts.new_documents(options.num_examples, rng)
     n_old = math.ceil(options.replay * NEW_BATCH_SIZE)
     draw_batch = functools.partial(mixed_batch, new_rows, n_old, texts, rng)
     note = functools.partial(describe, model, texts)
     lr = options.learning_rate or LEARNING_RATES[options.method]
     recipe = Recipe(NEW_TASK_STEPS, lr)
-    seconds = train_on(model, draw_batch, recipe, worker, note, lines, options.l2)
+    seconds = train_on(model, draw_batch, recipe, autocast, note, lines, options.l2)
 
-    file_name = re.sub(r"\W+", "_", name)  # "full, lr / 4" becomes full_lr_4
-    path = FOLDER / f"{file_name}.pt"
-    trained = trained_state(model)
-    save(path, model, texts, trained if entries else None, **entries)
-    n_trained = sum(p.numel() for p in trained.values())
+    n_trained = sum(p.numel() for p in trained_state(model).values())
     row = {"trained": n_trained}
     row["of_all"] = n_trained / instructed.num_params()
     row["lr"] = lr
     row["seconds"] = seconds
-    measured = measure(model, path, texts, worker)
-    row.update(measured)
-    print(f"{name}: {row['new_task']:.1%} of the new task, saved {path}", flush=True)
+    row.update(measure(model, texts, autocast))
+    print(f"{name}: {row['new_task']:.1%} of the new task", flush=True)
+    if options.method in ("full", "lora", "scratch"):
+        file_name = re.sub(r"\W+", "_", name)  # "full, lr / 4" becomes full_lr_4
+        save(FOLDER / f"{file_name}.pt", merge(model), texts)
     return model, row
 
 
@@ -350,30 +337,17 @@ def mixed_batch(new_rows: list[Document], n_old: int, texts: Texts, rng: np.rand
     return new + old_instructions + old_texts
 
 
-def save(path: Path, model: GPT, texts: Texts, weights: dict | None = None, **entries) -> None:
-    """Write a checkpoint that sample.py can open. weights: {name: tensor}, if not all of the model are to be
-    saved. entries: further entries."""
-    entries["config"] = {"dataset": None}
-    entries["start_token"] = texts.tokenizer.encode("\n")[0]
-    save_model(path, model, texts.tokenizer, weights, **entries)
-
-
-def attach_parameters(model: GPT, options: Options) -> dict:
-    """Freeze the model, and add the new parameters of a method. Returns two entries for the checkpoint, so
-    that load_model() can add these parameters again: the arguments of attach(), and the file of the model."""
-    how = {}
-    for name in ("method", "rank", "alpha", "targets"):
-        how[name] = getattr(options, name)
-    attach(model, **how)
-    base = {"path": INSTRUCTED.as_posix(), "sha256": sha256_of(INSTRUCTED)}
-    return {"peft": how, "base": base}
+def save(path: Path, model: GPT, texts: Texts) -> None:
+    """Write a checkpoint that sample.py can open."""
+    save_model(path, model, texts.tokenizer, start_token=texts.tokenizer.encode("\n")[0])
+    print(f"saved {path}")
 
 
 # ----------------------------------------------------------------------------- evaluation
 
 
 @torch.no_grad()
-def exact_match(model: GPT, examples: list[Example], tokenizer: Tokenizer) -> torch.Tensor:
+def exact_match(model: GPT, examples: list[Example], tokenizer: CharTokenizer) -> torch.Tensor:
     """Would greedy decoding generate the answer? For each of n examples, (n,): true if every token of
     the answer is the most likely token after the tokens before it. (Greedy decoding reads its own tokens.
     As long as it is right, these are the tokens of the answer, so one forward pass is enough.)"""
@@ -392,7 +366,7 @@ def exact_match(model: GPT, examples: list[Example], tokenizer: Tokenizer) -> to
     return torch.cat(right)
 
 
-def accuracy(model: GPT, tasks: list[str], words: list[str], tokenizer: Tokenizer) -> float:
+def accuracy(model: GPT, tasks: list[str], words: list[str], tokenizer: CharTokenizer) -> float:
     """The fraction of exact answers, with an example per task and word."""
     examples = []
     for task in tasks:
@@ -409,12 +383,12 @@ def describe(model: GPT, texts: Texts) -> str:
     return f"new task {new:.1%}  old tasks {old:.1%}"
 
 
-def answer(model: GPT, prompt: str, tokenizer: Tokenizer) -> str:
+def answer(model: GPT, prompt: str, tokenizer: CharTokenizer) -> str:
     """Generate an answer up to the end of the line by greedy decoding."""
     ids = tokenizer.encode(f"\n{prompt}")
     device = model.lm_head.weight.device
     idx = torch.tensor([ids], device=device)  # (1, T)
-    generated = generate(model, idx, LONGEST, temperature=0)[0]
+    generated = model.generate(idx, LONGEST, temperature=0)[0]
     new_ids = generated[len(ids) :]
     text = tokenizer.decode(new_ids.tolist())
     return text.split("\n")[0]
@@ -438,18 +412,16 @@ def show_answers(model: GPT, tasks: list[str], texts: Texts) -> None:
 
 
 @torch.no_grad()
-def measure(model: GPT, path: Path, texts: Texts, worker: Worker) -> dict:
-    """What the last table says of a model that is saved at a path: its loss on texts like those of stage 1,
-    in nats per token; the size of the file; and the fractions of exact answers with test words."""
+def measure(model: GPT, texts: Texts, autocast: torch.autocast) -> dict:
+    """What the last table says of a model: its loss on texts like those of stage 1, in nats per token, and the
+    fractions of exact answers with test words."""
     rng = np.random.default_rng(0)
     rows = texts.plain("val", 1000, rng)
     x, y = make_batch(rows)
-    mean_loss = worker.loss_function(model)
+    mean_loss = autocast_loss(model, autocast)
     words = texts.words["test"]
-    size = path.stat().st_size
     row = {}
     row["base_val"] = mean_loss(x, y).item()
-    row["kB"] = size / 1e3
     row["new_task"] = accuracy(model, [texts.new_task], words, texts.tokenizer)
     row["old_tasks"] = accuracy(model, texts.tasks, words, texts.tokenizer)
     return row
@@ -483,7 +455,6 @@ COLUMNS = {
     "new_task": ".1%",
     "old_tasks": ".1%",
     "base_val": ".3f",
-    "kB": ",.0f",
 }
 
 
@@ -505,19 +476,17 @@ def print_comparison(rows: dict[str, dict]) -> None:
 
 def main() -> None:
     options = parse(Options, __doc__)
-    keep_freed_memory()
-    worker = pick_worker(options.device)
-    data = load("words")
+    data = load("names")
     old_tasks = [task for task in TASKS if task != options.new_task]
     texts = open_texts(data, old_tasks, options.mask, options.new_task)
     check(options, texts)
-    print(f"device  {worker}")
+    device, autocast = pick(options.device)
 
-    base = pretrain(texts, options, worker)
-    instructed = instruct(base, texts, options, worker)
+    base = pretrain(texts, options, device, autocast)
+    instructed = instruct(base, texts, options, autocast)
     rows = {}  # of the last table
-    rows["base"] = measure(base, BASE, texts, worker)
-    rows["instructed"] = measure(instructed, INSTRUCTED, texts, worker)
+    rows["base"] = measure(base, texts, autocast)
+    rows["instructed"] = measure(instructed, texts, autocast)
 
     print(f"\nstage 3, a new task: {options.num_examples:,} examples of {options.new_task}")
     variants = {options.method: {}}
@@ -528,7 +497,7 @@ def main() -> None:
     for name, changes in variants.items():
         method = name.split(",")[0]
         changed = replace(options, method=method, **changes)
-        model, rows[name] = learn(instructed, texts, changed, worker, name, lines)
+        model, rows[name] = learn(instructed, texts, changed, autocast, name, lines)
 
     if options.method != "all":
         tasks = [texts.new_task, *texts.tasks]
@@ -538,11 +507,13 @@ def main() -> None:
     print_result("gpt", data, instructed.num_params(), method=options.method, **figures)
 
 
-def pick_worker(device: str) -> Worker:
-    worker = Worker.pick(device, "auto")
-    if worker.dtype == torch.float16:
-        worker.dtype = torch.float32  # fit() has no gradient scaler
-    return worker
+def pick(name: str) -> tuple[torch.device, torch.autocast]:
+    """The device of this name, and a fast dtype, but not float16: fit() has no gradient scaler."""
+    device, autocast = pick_device(name, "auto")
+    if autocast.fast_dtype == torch.float16:
+        device, autocast = pick_device(name)
+    print(f"device  {device}, {str(autocast.fast_dtype).removeprefix('torch.')}")
+    return device, autocast
 
 
 def check(options: Options, texts: Texts) -> None:
@@ -558,4 +529,4 @@ def check(options: Options, texts: Texts) -> None:
 
 
 if __name__ == "__main__":
-    run(main, ConfigError)
+    run(main)

@@ -1,10 +1,10 @@
-"""OpenAI's GPT-2 weights as one of our checkpoints, without the transformers package; and back. Also nanoGPT's.
+"""OpenAI's GPT-2 weights as a run of ours, without the transformers package; and back. Also nanoGPT's.
 
-    from checkpoint import load_model
-    model, tokenizer = load_model("gpt2")       # downloads 0.5 GB, once; or a local file or folder
-
-    from lessons.gpt2 import save_gpt2
-    save_gpt2(model, "exported", tokenizer)     # a model with GPT-2's options, for other programs
+    python lessons/gpt2.py                      # downloads 0.5 GB, once, and writes out/gpt2/best.pt
+    python sample.py out/gpt2 --prompt="The"    # from now on, it opens like any run
+    python lessons/gpt2.py gpt2-xl              # or gpt2-medium, gpt2-large: up to 6 GB
+    python lessons/gpt2.py FOLDER               # weights that transformers or nanoGPT have saved
+    python lessons/gpt2.py --export=out/names   # a run with the options of GPT-2, for transformers
 
 The file is in the safetensors format, which is simple enough to be read here:
 
@@ -20,24 +20,26 @@ if __name__ == "__main__":
 
 import json
 import mmap
-from dataclasses import asdict
+import pickle
+from dataclasses import asdict, dataclass
 from itertools import pairwise
 from pathlib import Path
 
 import torch
 
 try:
-    from console import UserError
-    from download import download
-    from files import replace_file
-    from lessons.bpe import BPETokenizer
+    import common
+    from common import END, BPETokenizer, CharTokenizer, UserError, make_tokenizer, replace_file
+    from lessons.bpe import GPT2_PATTERN, merge
     from model import GPT, GPTConfig
-    from tokenizer import END, CharTokenizer, Tokenizer, make_tokenizer
+    from prepare_data import DOWNLOADS, download
 except ModuleNotFoundError as error:
     print(f"error: {error}; in the folder of train.py, type: python lessons/gpt2.py", file=sys.stderr)
     sys.exit(2)
 
-# The channels of OpenAI's four models (Radford et al. 2019)
+# OpenAI's four models, 124 million to 1.6 billion parameters
+GPT2_NAMES = ("gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl")
+# Their channels (Radford et al. 2019)
 PUBLISHED_WIDTHS = (768, 1024, 1280, 1600)
 # The options of model.py that make it GPT-2
 GPT2_OPTIONS = {
@@ -48,6 +50,7 @@ GPT2_OPTIONS = {
     "qk_norm": False,
     "tie_weights": True,
     "zero_init": False,
+    "lookback": 0,
 }
 VOCAB_SIZE = 50_257
 # Some files have a few more rows of embeddings, at most this many: for added tokens, or padded to a
@@ -81,6 +84,16 @@ DTYPES = {
 }
 
 
+@dataclass
+class Options:
+    weights: str = "gpt2"  # gpt2, gpt2-medium, gpt2-large, gpt2-xl, or a folder or file of transformers or nanoGPT
+    export: str = ""  # a run with GPT-2's options, such as out/names, to write for transformers
+    out_dir: str = ""  # folder to write to; by default out/ and the name, or exported/
+
+
+# ----------------------------------------------------------------------------- weights of OpenAI or transformers
+
+
 def read_safetensors(path: Path) -> dict[str, torch.Tensor]:
     """Open a file: {name: tensor}. Each tensor is read from the disk when it is used."""
     with open(path, "rb") as file:
@@ -106,9 +119,9 @@ def read_json(path: Path) -> dict:
 
 
 def read_gpt2(path: Path) -> dict:
-    """Make a checkpoint of the weights, and of the settings and the tokenizer beside them. Whether the
-    weights fit its model_config is not checked. Raises UserError if another model is recognized, and an
-    exception such as KeyError or ValueError if the files are damaged."""
+    """Make a checkpoint of the weights, and of the settings and the tokenizer beside them. Whether the weights fit its
+    config is not checked. Raises UserError if another model is recognized, and an exception such as KeyError or
+    ValueError if the files are damaged."""
     tensors = {}
     for name, tensor in read_safetensors(path).items():
         tensors[name.removeprefix("transformer.")] = tensor  # some files have this prefix
@@ -133,19 +146,16 @@ def read_gpt2(path: Path) -> dict:
         "activation": HF_ACTIVATIONS[settings.get("activation_function", "gelu_new")],
     }
     return {
-        "model_config": options,
+        "config": options,
         "model": rename(tensors),
         "tokenizer": tokenizer,
         "start_token": START_TOKEN if is_gpt2s else settings["bos_token_id"],
-        # Not a dataset: if lessons/evaluate.py finds this name, it asks for a dataset
-        "config": {"dataset": "gpt2"},
     }
 
 
 def read_tokenizer(path: Path, settings: dict) -> dict:
-    """The argument of make_tokenizer() for the weights at path: the tokenizer that save_gpt2() wrote
-    beside them, or GPT-2's. Raises UserError if other files there, or the start token in config.json, belong to
-    another vocabulary."""
+    """The argument of make_tokenizer() for the weights at path: the tokenizer that save_gpt2() wrote beside them, or
+    GPT-2's. Raises UserError if other files there, or the start token in config.json, belong to another vocabulary."""
     exported = read_json(path.with_name("tokenizer_config.json")).get("count2gpt")
     if exported:
         return exported
@@ -161,12 +171,12 @@ def read_tokenizer(path: Path, settings: dict) -> dict:
 
 
 def cut_vocabulary(path: Path, tensors: dict[str, torch.Tensor], vocab_size: int) -> None:
-    """Leave out the embeddings beyond the tokenizer's tokens, and the output layer, which is the same
-    matrix. Raises UserError if there are too few or too many, or if it is another matrix."""
+    """Leave out the embeddings beyond the tokenizer's tokens, and the output layer, which is the same matrix. Raises
+    UserError if there are too few or too many, or if it is another matrix."""
     rows = len(tensors["wte.weight"])
     extra = rows - vocab_size
     if not 0 <= extra <= MOST_EXTRA_ROWS:
-        advice = "use a model with GPT-2's tokens, or a folder that save_gpt2() wrote with its tokenizer"
+        advice = "use a model with GPT-2's tokens, or a folder that --export wrote"
         raise UserError(f"{path} has {rows:,} tokens instead of {vocab_size:,}; {advice}")
     if extra > 0:
         message = f"note: {path}: left out {extra:,} of {rows:,} embeddings: its tokenizer has {vocab_size:,} tokens"
@@ -198,8 +208,8 @@ def refuse_settings(path: Path, settings: dict, n_embd: int) -> None:
 
 
 def read_n_head(path: Path, settings: dict, n_embd: int) -> int:
-    """The number of heads, which the tensors do not tell. It is in config.json, which transformers saves
-    beside the weights. Without it, heads have 64 channels, as published."""
+    """The number of heads, which the tensors do not tell. It is in config.json, which transformers saves beside the
+    weights. Without it, heads have 64 channels, as published."""
     if "n_head" in settings:
         return int(settings["n_head"])
     n_head = max(n_embd // 64, 1)
@@ -241,79 +251,92 @@ def refuse_other_tensors(path: Path, config: GPTConfig, weights: dict[str, torch
             raise UserError(f"{path} has {name}, which is no part of a GPT-2; {advice}")
 
 
-def find_weights(folder: Path) -> Path:
-    """The file of OpenAI's or nanoGPT's weights in a folder. Raises UserError."""
-    for name in ("model.safetensors", "ckpt.pt"):
-        if (folder / name).is_file():
-            return folder / name
-    for name, what in OTHER_FILES.items():
-        if (folder / name).is_file():
-            raise UserError(f"{folder / name} {what}")
-    raise UserError(f"no checkpoint {folder / 'best.pt'}; use a run of train.py, a file, or gpt2")
+def find_weights(name: str) -> Path:
+    """The file of weights that a name, a folder or a file stands for. Raises UserError."""
+    if name in GPT2_NAMES:
+        path = DOWNLOADS / name / "model.safetensors"
+        download(URL.format(name=name), path)
+        return path
+    folder = Path(name)
+    if folder.is_file():
+        return folder
+    for file in ("model.safetensors", "ckpt.pt"):
+        if (folder / file).is_file():
+            return folder / file
+    for file, what in OTHER_FILES.items():
+        if (folder / file).is_file():
+            raise UserError(f"{folder / file} {what}")
+    raise UserError(f"no model.safetensors or ckpt.pt in {folder}; use one of {', '.join(GPT2_NAMES)}, or a folder")
 
 
-def load_gpt2(path: Path) -> dict:
-    """Make a checkpoint of GPT-2's weights. Raises UserError if the file is damaged or not GPT-2, and
-    ConfigError if its sizes do not fit together."""
-    if not path.exists():
-        name = path.parent.name
-        download(URL.format(name=name), path, f"or use a local file or folder instead of {name}")
+def load_weights(path: Path) -> dict:
+    """Make a checkpoint of the weights in a file. Raises UserError if it is damaged or of another kind."""
+    read = read_gpt2 if path.suffix == ".safetensors" else read_nanogpt
     try:
-        checkpoint = read_gpt2(path)
-    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError, RuntimeError) as error:
-        message = f"{path} is damaged, or not GPT-2 ({error!r}); use the weights as published"
+        checkpoint = read(path)
+        config = common.make_config(GPTConfig, checkpoint["config"])
+        refuse_other_tensors(path, config, checkpoint["model"])
+        checkpoint["config"] = asdict(config)
+    except UserError:
+        raise
+    except Exception as error:  # an untrusted file can raise anything
+        message = f"{path} is damaged, or not GPT-2 ({type(error).__name__}); use the weights as published"
         raise UserError(message) from error
-    config = GPTConfig(**checkpoint["model_config"])
-    refuse_other_tensors(path, config, checkpoint["model"])
-    checkpoint["model_config"] = asdict(config)
     return checkpoint
 
 
 # ----------------------------------------------------------------------------- nanoGPT
 
 
-def from_nanogpt(path: Path, content) -> dict:
-    """Make one of our checkpoints of nanoGPT's. The layers have the same names. The tokens are GPT-2's,
-    or else numbers: nanoGPT's file does not have their characters. Raises UserError if it is another file, and
-    AttributeError, LookupError or TypeError if it is damaged."""
-    if not isinstance(content, dict) or "model_args" not in content:
-        advice = "use a best.pt or last.pt, nanoGPT's whole ckpt.pt, or a model.safetensors of transformers"
-        raise UserError(f"{path} is no checkpoint of train.py or nanoGPT; {advice}")
+class PlainUnpickler(pickle.Unpickler):
+    """Reads numbers, texts, lists and dicts alone. A pickle that names a class or function could run code."""
+
+    def find_class(self, module: str, name: str):
+        raise pickle.UnpicklingError(module, name)
+
+
+def read_nanogpt(path: Path) -> dict:
+    """Make a checkpoint of nanoGPT's. The layers have the same names. Raises UserError if its tokens are unknown, and
+    an exception such as KeyError if the file is damaged."""
+    content = torch.load(path, map_location="cpu", weights_only=True)
     args = content["model_args"]
     weights = {}
     for name, tensor in content["model"].items():
         if not name.endswith(MASKS):
             weights[name.removeprefix("_orig_mod.")] = tensor  # the prefix comes from torch.compile
+    tokenizer = nanogpt_tokenizer(path, args["vocab_size"])
+    V = VOCAB_SIZE if tokenizer["kind"] == "gpt2" else args["vocab_size"]
     wte = weights["transformer.wte.weight"]
-    lm_head = weights.setdefault("lm_head.weight", wte)
+    lm_head = weights.get("lm_head.weight", wte)
     is_tied = torch.equal(lm_head, wte)
-    rows = args["vocab_size"]
+    weights["transformer.wte.weight"] = wte[:V]
+    weights["lm_head.weight"] = lm_head[:V]
     # nanoGPT has the exact gelu, and biases or none
-    options = {**GPT2_OPTIONS, "activation": "gelu", "tie_weights": is_tied, **args}
-    tokenizer = {"kind": "number", "vocab_size": rows}
+    options = {**GPT2_OPTIONS, "activation": "gelu", **args, "tie_weights": is_tied, "vocab_size": V}
+    # As in nanoGPT, samples start with the prompt
+    return {"config": options, "model": weights, "tokenizer": tokenizer, "start_token": None}
+
+
+def nanogpt_tokenizer(path: Path, rows: int) -> dict:
+    """The argument of make_tokenizer(). nanoGPT's file has no characters; the meta.pkl of its dataset has them."""
+    meta_file = path.with_name("meta.pkl")
+    if meta_file.exists():
+        with open(meta_file, "rb") as file:
+            itos = PlainUnpickler(file).load()["itos"]
+        return {"kind": "char", "chars": [itos[i] for i in range(rows)]}
     if rows in (VOCAB_SIZE, NANOGPT_ROWS):
-        tokenizer = {"kind": "gpt2"}
-        options["vocab_size"] = VOCAB_SIZE
-        if rows == NANOGPT_ROWS:
-            options["vocab_multiple"] = 128
-    return {
-        "model_config": options,
-        "model": weights,
-        "tokenizer": tokenizer,
-        "start_token": None,  # as in nanoGPT, samples start with the prompt
-        "config": {"dataset": "gpt2"},  # not a dataset, see read_gpt2()
-    }
+        return {"kind": "gpt2"}
+    raise UserError(f"{path} has {rows} tokens without their text; copy the meta.pkl of its dataset to {meta_file}")
 
 
 # ----------------------------------------------------------------------------- export
 
 
-def save_gpt2(model: GPT, folder: str | Path, tokenizer: Tokenizer | None = None) -> None:
-    """Write a model with GPT-2's options, of any size, as model.safetensors and config.json, under
-    OpenAI's names; and its tokenizer, if it is given. Other programs can open the folder, such as
-    transformers by GPT2LMHeadModel.from_pretrained(folder) and AutoTokenizer.from_pretrained(folder).
-    Raises UserError if the model is not a GPT-2, if its tokens are numbers, which have no text, or if
-    the folder has a file of such a name already."""
+def save_gpt2(model: GPT, folder: str | Path, tokenizer: CharTokenizer | BPETokenizer) -> None:
+    """Write a model with GPT-2's options, of any size, as model.safetensors and config.json, under OpenAI's names; and
+    its tokenizer. Other programs can open the folder, such as transformers by GPT2LMHeadModel.from_pretrained(folder)
+    and AutoTokenizer.from_pretrained(folder). Raises UserError if the model is not a GPT-2, or if the folder has a
+    file of such a name already."""
     refuse_other_models(model)
     folder = Path(folder)
     path = folder / "model.safetensors"
@@ -324,15 +347,9 @@ def save_gpt2(model: GPT, folder: str | Path, tokenizer: Tokenizer | None = None
         if name == "lm_head.weight":
             continue  # the same matrix as wte.weight
         name = name.removeprefix("transformer.")
-        if name == "wte.weight":
-            tensor = tensor[: config.vocab_size]  # without the padding of vocab_multiple
         if name.startswith("h.") and tensor.dim() == 2:
             tensor = tensor.t()  # the matrices of the blocks are stored as (inputs, outputs)
         tensors[name] = tensor.float().cpu()
-    # Without the tokenizer, the token that ends a text is known for GPT-2's vocabulary only
-    end_token = START_TOKEN if config.vocab_size == VOCAB_SIZE else None
-    if tokenizer is not None:
-        end_token = tokenizer.end_id
     names = {ours: theirs for theirs, ours in HF_ACTIVATIONS.items()}
     # The settings of transformers' GPT2Config that the tensors do not tell, or whose default differs
     settings = {
@@ -347,12 +364,10 @@ def save_gpt2(model: GPT, folder: str | Path, tokenizer: Tokenizer | None = None
         "attn_pdrop": config.dropout,
         "embd_pdrop": config.dropout,
         "resid_pdrop": config.dropout,
-        "bos_token_id": end_token,
-        "eos_token_id": end_token,
+        "bos_token_id": tokenizer.end_id,
+        "eos_token_id": tokenizer.end_id,
     }
-    files = {"config.json": settings}
-    if tokenizer is not None:
-        files |= tokenizer_files(tokenizer)
+    files = {"config.json": settings, **tokenizer_files(tokenizer)}
     for name in (path.name, *files):
         if (folder / name).exists():
             raise UserError(f"{folder / name} is there already; choose another folder")
@@ -370,7 +385,7 @@ def write_json(path: Path, content: dict) -> None:
 def refuse_other_models(model: GPT) -> None:
     """Raise UserError if a model has other options than GPT-2, or other layers."""
     config = model.config
-    needed = {**GPT2_OPTIONS, "n_kv_head": config.n_head, "lookback": 0, "start_token": None}
+    needed = {**GPT2_OPTIONS, "n_kv_head": config.n_head}
     del needed["zero_init"]  # where training started does not matter
     if config.activation in HF_ACTIVATIONS.values():  # transformers' GPT-2 has these, too
         del needed["activation"]
@@ -410,42 +425,41 @@ def write_safetensors(path: Path, tensors: dict[str, torch.Tensor]) -> None:
 # ----------------------------------------------------------------------------- export of the tokenizer
 
 
-def tokenizer_files(tokenizer: Tokenizer) -> dict[str, dict]:
-    """The files of a tokenizer for transformers, {name: content}. tokenizer.json is read by the package
-    tokenizers, which transformers uses: a text is split into pieces by a pattern, and a model turns each
-    piece into ids. Raises UserError if tokens are numbers."""
+def tokenizer_files(tokenizer: CharTokenizer | BPETokenizer) -> dict[str, dict]:
+    """The files of a tokenizer for transformers, {name: content}. tokenizer.json is read by the package tokenizers,
+    which transformers uses: a text is split into pieces by a pattern, and a model turns each piece into ids."""
     if isinstance(tokenizer, BPETokenizer):
         model = bpe_model(tokenizer)
-        pattern = tokenizer.pattern
+        pattern = tokenizer.fields.get("pattern", GPT2_PATTERN)
         # The model's bytes are letters, see byte_letters()
         spelling = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False, "use_regex": False}
         decoder = spelling
-    elif isinstance(tokenizer, CharTokenizer):
+    else:
         # Without an <unk> in its vocabulary, the model refuses unknown characters
         model = {"type": "WordLevel", "vocab": tokenizer.id_of, "unk_token": "<unk>"}
         pattern = r"[\s\S]"  # each character is a piece
         spelling = None
         decoder = {"type": "Fuse"}  # joins the characters, without blanks
-    else:
-        raise UserError("the tokens are numbers, which have no text; leave the tokenizer out of save_gpt2()")
     steps = [{"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False}]
     if spelling:
         steps.append(spelling)
     settings = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "clean_up_tokenization_spaces": False,  # decode a text as it is
-        "count2gpt": tokenizer.to_dict(),  # for load_gpt2(); transformers ignores it
+        "count2gpt": tokenizer.fields,  # for read_tokenizer(); transformers ignores it
     }
     special_tokens = []
     end_token = tokenizer.end_id
     if end_token is not None:
-        settings |= {"bos_token": END, "eos_token": END}
+        settings.update(bos_token=END, eos_token=END)
         flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
         special_tokens.append({"id": end_token, "content": END, "special": True, **flags})
     content = {
         "version": "1.0",
         "added_tokens": special_tokens,
+        "normalizer": None,
         "pre_tokenizer": {"type": "Sequence", "pretokenizers": steps},
+        "post_processor": None,
         "decoder": decoder,
         "model": model,
     }
@@ -454,7 +468,7 @@ def tokenizer_files(tokenizer: Tokenizer) -> dict[str, dict]:
 
 def bpe_model(tokenizer: BPETokenizer) -> dict:
     """The model of a tokenizer.json."""
-    tokens = [tokenizer.decode_bytes([i]) for i in range(tokenizer.vocab_size)]
+    tokens = [tokenizer.encoding.decode_single_token_bytes(i) for i in range(tokenizer.vocab_size)]
     letters = byte_letters()
 
     def spell(token: bytes) -> str:
@@ -484,11 +498,9 @@ def byte_letters() -> list[str]:
 
 
 def find_merges(tokens: list[bytes]) -> list[list[bytes]]:
-    """The two parts of each token that a merge has made, in the order of the merges. tokens: in the order
-    of their ids. The parts are what the earlier merges make of the bytes of the token."""
+    """The two parts of each token that a merge has made, in the order of the merges. tokens: in the order of their
+    ids. The parts are what the earlier merges make of the bytes of the token."""
     ids = {token: i for i, token in enumerate(tokens)}
-    from lessons.bpe import merge  # here: only the export needs it
-
     merges = []
     for token, own_id in ids.items():
         parts = [bytes([byte]) for byte in token]
@@ -500,3 +512,24 @@ def find_merges(tokens: list[bytes]) -> list[list[bytes]]:
         if len(parts) == 2:
             merges.append(parts)
     return merges
+
+
+def main() -> None:
+    options = common.parse(Options, __doc__, "weights")
+    if options.export:
+        model, tokenizer = common.load_model(options.export)
+        folder = Path(options.out_dir or "exported")
+        save_gpt2(model, folder, tokenizer)
+        print(f"{folder}: a GPT-2 with its tokenizer, for transformers")
+        return
+    path = find_weights(options.weights)
+    checkpoint = load_weights(path)
+    model, tokenizer = common.load_model(checkpoint)
+    start_token = checkpoint["start_token"]
+    path = Path(options.out_dir or Path("out", path.resolve().parent.name), "best.pt")
+    common.save_model(path, model, tokenizer, dataset="", start_token=start_token)
+    print(f"{path}: {model.num_params():,} parameters, a vocabulary of {tokenizer.vocab_size:,} tokens")
+
+
+if __name__ == "__main__":
+    common.run(main)

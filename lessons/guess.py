@@ -1,6 +1,6 @@
 """Part 1, continued: you are a language model, too. How good are you?
 
-    python lessons/guess.py                          # guess words of the validation split, letter by letter
+    python lessons/guess.py                          # guess names of the validation split, letter by letter
     python lessons/guess.py --dataset=shakespeare    # or guess how pieces of a text continue
 
 Read ngram.py before. This is Shannon's game (1951, "Prediction and entropy of printed English"): you guess
@@ -20,18 +20,18 @@ if __name__ == "__main__":
     sys.path.insert(0, ".")  # lessons start in the root, and import its files
 
 import contextlib
+import os
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import torch
 
 try:
-    from checkpoint import load_checkpoint, load_model, note_if_changed, runs
-    from console import NonNegative, UserError, option, parse, print_result, print_table, run
-    from dataset import Dataset, load
-    from model import ConfigError
+    from common import CharTokenizer, Dataset, UserError, load_checkpoint, load_model, run
+    from lessons.kit import parse, print_result, print_table
     from ngram import predict_by_orders
-    from tokenizer import CharTokenizer
+    from prepare_data import load
 except ModuleNotFoundError as error:
     print(f"error: {error}; in the folder of train.py, type: python lessons/guess.py", file=sys.stderr)
     sys.exit(2)
@@ -51,8 +51,8 @@ Place = tuple[list[int], int]  # a character to guess: the known tokens before i
 
 @dataclass
 class Options:
-    dataset: str = option("words", "a folder in data/, made by prepare_data.py, with a character per token")
-    seed: NonNegative = option(1337, "which part of the text; another seed is another game")
+    dataset: str = "names"  # a folder in data/, made by prepare_data.py, with a character per token
+    seed: int = 1337  # which part of the text; another seed is another game
 
 
 # ----------------------------------------------------------------------------- the idea: numbers of guesses
@@ -106,19 +106,20 @@ def guess_numbers(p: np.ndarray, targets: np.ndarray) -> np.ndarray:
 
 
 def choose_places(data: Dataset, seed: int) -> list[Place]:
-    """Choose the characters to guess, in lines of the validation split in random order. If the text has no lines, they
+    """Choose the characters to guess, in documents of the validation split in random order. If the text has none, they
     are in pieces that do not overlap: SHOWN characters that are known, and then PIECE characters to guess."""
     rng = np.random.default_rng(seed)
-    if data.has_lines:
-        lines = data.documents("val")
-        order = rng.permutation(len(lines))
-        pieces = [[data.separator, *lines[i], data.separator] for i in order]
+    if data.separator is not None:
+        documents = [data.tokenizer.encode(text) for text in data.documents("val")]
+        order = rng.permutation(len(documents))
+        pieces = [[data.separator, *documents[i], data.separator] for i in order]
         n_known = 1  # the separator
     else:
         length = SHOWN + PIECE
-        order = rng.permutation(len(data.val) // length)
+        val = data.splits["val"]
+        order = rng.permutation(len(val) // length)
         starts = order[:MOST] * length  # more than enough
-        pieces = [data.val[start : start + length].tolist() for start in starts]
+        pieces = [val[start : start + length].tolist() for start in starts]
         n_known = SHOWN
     places = []
     for piece in pieces:
@@ -130,8 +131,8 @@ def choose_places(data: Dataset, seed: int) -> list[Place]:
 
 
 def names_to_type(data: Dataset) -> list[str]:
-    """What to type for each token: the character itself; \\n for a newline; for the end of a line a dot, or the word
-    end, if a dot is a character of the text."""
+    """What to type for each token: the character itself; \\n for a newline; for the end of a document a dot, or the
+    word end, if a dot is a character of the text."""
     chars = data.tokenizer.chars
     names = []
     for char in chars:
@@ -148,12 +149,12 @@ def names_to_type(data: Dataset) -> list[str]:
 def play(data: Dataset, places: list[Place]) -> np.ndarray:
     """Ask for each character, until Ctrl-D. Returns the numbers of guesses (N,)."""
     names = names_to_type(data)
-    occurrences = np.bincount(data.train, minlength=data.vocab_size)
+    occurrences = np.bincount(data.splits["train"], minlength=data.tokenizer.vocab_size)
     most_frequent_first = np.argsort(-occurrences, kind="stable")
     print("Type the next character and Enter, until you are right. Ctrl-D (Windows: Ctrl-Z, Enter): the result.")
     print("Enter alone: show it. That counts as if you had tried the other characters, the most frequent ones first.")
-    if data.has_lines:
-        print(f"The end of a line is a character, too: {names[data.separator]}")
+    if data.separator is not None:
+        print(f"The end of a document is a character, too: {names[data.separator]}")
     if "\\n" in names:
         print("For a newline, type \\n")
     numbers = []
@@ -161,7 +162,7 @@ def play(data: Dataset, places: list[Place]) -> np.ndarray:
         import readline  # noqa: F401 -- arrow keys then edit a guess
     try:
         for i, (known, token) in enumerate(places):
-            if not data.has_lines and i % PIECE == 0:
+            if data.separator is None and i % PIECE == 0:
                 print("-" * 20)
                 print(data.tokenizer.decode(known))
             right = names[token]
@@ -202,7 +203,7 @@ def ngram_probabilities(data: Dataset, places: list[Place]) -> dict[str, np.ndar
     n = max(orders) - 1  # tokens before each place
     rows = []
     for known, _ in places:
-        filled_up = [data.separator] * n + known  # near the start of a line, fewer are known (never in a piece)
+        filled_up = [data.separator] * n + known  # near the start of a document, fewer are known (never in a piece)
         rows.append(filled_up[-n:])
     # It counts the training split. (N, V) for each order
     predictions = predict_by_orders(data, np.array(rows), orders, DISCOUNT)
@@ -211,10 +212,10 @@ def ngram_probabilities(data: Dataset, places: list[Place]) -> dict[str, np.ndar
 
 def find_gpt(data: Dataset) -> dict | None:
     """Load the checkpoint of the newest run on this dataset. Returns None if there is no such run."""
-    for path in runs():  # of train.py, the newest one first
+    for path in sorted(Path("out").glob("*/best.pt"), key=os.path.getmtime, reverse=True):
         checkpoint = load_checkpoint(path)
-        if checkpoint["config"]["dataset"] == data.name and checkpoint["tokenizer"] == data.tokenizer.to_dict():
-            note_if_changed(data, checkpoint)  # since the training
+        if checkpoint.get("dataset") == data.name and checkpoint["tokenizer"] == data.tokenizer.fields:
+            print(f"GPT: {path.parent}")
             return checkpoint
     print(f"note: no GPT of {data.name} in out/; train one with python train.py --dataset={data.name}")
     return None
@@ -263,7 +264,7 @@ def main() -> None:
     options = parse(Options, __doc__)
     data = load(options.dataset)
     if not isinstance(data.tokenizer, CharTokenizer):
-        raise UserError(f"the tokens of {data.name} cannot be guessed one by one; use --dataset=words, or names")
+        raise UserError(f"the tokens of {data.name} cannot be guessed one by one; use --dataset=names")
     checkpoint = find_gpt(data)
     places = choose_places(data, options.seed)
     if len(places) < LEAST:
@@ -278,7 +279,6 @@ def main() -> None:
     predictions = ngram_probabilities(data, places)
     if checkpoint is not None:
         predictions["GPT"] = gpt_probabilities(checkpoint, places)
-        print(f"GPT: {checkpoint['name']}")
     print(f"\n{n} characters of {data.name}, seed {options.seed}; nats per character:")
     targets = np.array([token for _, token in places])
     show_result(you, predictions, targets)
@@ -286,4 +286,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    run(main, ConfigError)
+    run(main)

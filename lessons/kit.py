@@ -1,31 +1,178 @@
-"""Part 4, continued: cut a text into windows, and compute the mean loss over them.
+"""What the lessons share beside common.py: tables, windows of a text, plots.
 
-    from windows import evaluation_windows, mean_loss, read_windows    # train.py uses these
+    from lessons.kit import print_table, read_windows
 
-Read train.py before. A window is a piece of the text that the model reads at once. Here is a text of
-two names, emma and ava, with a dot before and after each:
+Each lesson takes over what it needs when it is made to stand alone; until then it is here.
+
+A window is a piece of a text that a model reads at once. Here is a text of two names, emma and ava, with a dot before
+and after each:
 
     index     0 1 2 3 4 5 6 7 8 9
     token     . e m m a . a v a .
 
-The window that starts at 0 and stops at 5 has the tokens 0 to 4 as inputs, . e m m a, and the tokens
-1 to 5 as targets, e m m a . So stop is the index of the last target, and the next window starts
-there. A window has at most block_size inputs. With a block_size of 8, this text is evaluated in the
-windows 0 to 5 and 5 to 9, which do not cut a name; with a block_size of 4, in 0 to 4, 4 to 5 and 5 to 9.
-
-If all of a text is evaluated, each token except the first is a target in exactly one window. The
-windows and their order are fixed. So a model always has the same loss in the same dtype, up to
-rounding, for any batch size.
+The window that starts at 0 and stops at 5 has the tokens 0 to 4 as inputs, . e m m a, and the tokens 1 to 5 as
+targets, e m m a . So stop is the index of the last target. A window has at most block_size inputs.
 """
 
+import sys
+
+if __name__ == "__main__":
+    sys.path.insert(0, ".")  # lessons start in the root, and import its files
+
+import importlib.util
 import math
-from collections.abc import Callable
+import shutil
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
 
 import numpy as np
 import torch
 from torch.nn.utils.rnn import pad_sequence
 
-# ----------------------------------------------------------------------------- reading windows
+try:
+    import common
+    from common import UserError, replace_file
+except ModuleNotFoundError as error:
+    print(f"error: {error}; in the folder of train.py, type: python lessons/kit.py", file=sys.stderr)
+    sys.exit(2)
+
+
+# ----------------------------------------------------------------------------- options and output
+
+
+def parse(cls: type, doc: str, argument: str = ""):
+    """common.parse(), and --plot needs matplotlib at the start, not after the work. Raises UserError."""
+    parsed = common.parse(cls, doc, argument)
+    if getattr(parsed, "plot", False) and not importlib.util.find_spec("matplotlib"):
+        raise UserError("--plot needs matplotlib, which is not installed; python -m pip install matplotlib")
+    return parsed
+
+
+def progress(what: str, total: int, unit: str) -> Callable[[int], None]:
+    """Return a function to call with the amount done. If the job takes longer than two seconds, it prints the progress
+    every half second, on a terminal only."""
+    began = time.monotonic()
+    next_line = began + 2
+
+    def show(done: int) -> None:
+        nonlocal next_line
+        now = time.monotonic()
+        if not sys.stderr.isatty() or now < next_line:
+            return
+        next_line = now + 0.5
+        seconds_left = (now - began) / max(done, 1) * max(total - done, 0)
+        line = f"{what}: {done:,} of {total:,} {unit}, {seconds_left:.0f} s left"
+        columns = shutil.get_terminal_size().columns - 3
+        print(f"\r{line[-columns:]}  ", end="", file=sys.stderr, flush=True)
+
+    return show
+
+
+def print_table(rows: list[list[str]]) -> None:
+    """Print rows of cells: the first column flush left, the others flush right."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        cells = [row[0].ljust(widths[0])]
+        for cell, width in zip(row[1:], widths[1:], strict=True):
+            cells.append(cell.rjust(width))
+        print("  ".join(cells).rstrip())
+
+
+def print_row(name: str, cells: Iterable, width: int = 12, first: int = 20) -> None:
+    """Print a row of a table whose next rows take a while: the name flush left in `first` columns, each cell flush
+    right in `width` columns."""
+    row = f"{name:{first}}"
+    for cell in cells:
+        row += f"{cell:>{width}}"
+    print(row, flush=True)
+
+
+def print_samples(texts: Iterable[str], lines: bool) -> None:
+    """Print generated texts: one per line, or each of several lines with a rule between them."""
+    for i, text in enumerate(texts):
+        if i == 0:
+            print("\nsamples:")
+        elif not lines:
+            print("-" * 20)
+        print(text)
+
+
+def print_losses(data, losses: dict[str, float], limit: float = math.inf) -> None:
+    """Print the loss on each split of a Dataset in nats per token. limit: it was computed on so many tokens at most."""
+    rows = [["loss", "nats per token", "perplexity", "bits per byte"]]
+    uniform = math.log(data.tokenizer.vocab_size)  # the loss if all tokens are equally likely
+    with_uniform = {"uniform": uniform, **losses}
+    for name, loss in with_uniform.items():
+        split = name if name in losses else "val"
+        bits = data.bits_per_byte(loss, split)
+        perplexity = math.exp(loss) if loss < 700 else math.inf  # exp(710) overflows
+        digits = ".2f" if perplexity < 1e6 else ".1e"
+        rows.append([name, f"{loss:.4f}", f"{perplexity:{digits}}", f"{bits:.4f}"])
+    print()
+    print_table(rows)
+    for split in losses:
+        if len(data.splits[split]) > limit:
+            print(f"({split}: the first {limit:,} tokens)")
+
+
+def print_result(model: str, data=None, params: int = 0, losses: dict | None = None, **figures) -> None:
+    """Print the last line of each script, `result:` and key=value pairs: the model, the dataset, losses in nats per
+    token, bpb (bits per byte), and other figures."""
+    result = {"model": model}
+    if data:
+        result["dataset"] = data.name
+        result["params"] = params
+    if losses:
+        result.update(losses)
+        split = "val" if "val" in losses else next(iter(losses))
+        result["bpb"] = data.bits_per_byte(losses[split], split)
+    result.update(figures)
+    pairs = []
+    for key, value in result.items():
+        if isinstance(value, float):
+            value = f"{value:.1f}" if key == "seconds" else f"{value:.4f}"
+        pairs.append(f"{key}={value}")
+    print("\nresult:", *pairs)
+
+
+# ----------------------------------------------------------------------------- tokens
+
+
+def start_ids(tokenizer) -> list[int]:
+    """The tokens to start a sample from: a newline, or else the first token."""
+    try:
+        return tokenizer.encode("\n") or [0]
+    except UserError:
+        return [0]
+
+
+def token_names(tokenizer, ids: Iterable[int], separator: int | None) -> list[str]:
+    """Printable names of tokens: white space in quotes, and the lectures' dot for the separator."""
+    texts = ["." if i == separator else tokenizer.decode([i]) for i in ids]
+    return [text if text.isprintable() and text.strip() else repr(text) for text in texts]
+
+
+def start_context(data, length: int, rng: np.random.Generator) -> list[int]:
+    """Return `length` tokens to start a sample from: separators, or a part of the training split that ends with a
+    newline, if it has one."""
+    if length == 0 or data.separator is not None:
+        return [data.separator] * length
+    tokens = data.splits["train"][: 1 << 24]  # enough to choose from
+    newline = start_ids(data.tokenizer)[-1]
+    # Where such parts start. A token follows each, so that there is something to predict
+    starts = np.flatnonzero(tokens[length - 1 : -1] == newline)
+    at = rng.choice(starts) if len(starts) > 0 else rng.integers(len(tokens) - length)
+    return tokens[at : at + length].tolist()
+
+
+def check_tokenizer(checkpoint: dict, tokenizer, name: str) -> None:
+    """Raise UserError if a dataset, or what `name` names, has other tokens than the checkpoint."""
+    if checkpoint["tokenizer"] != tokenizer.fields:
+        raise UserError(f"{name} has another vocabulary than the model; prepare the text of the model's run")
+
+
+# ----------------------------------------------------------------------------- windows
 
 
 def read_windows(tokens: np.ndarray, starts: np.ndarray, stops: np.ndarray, block_size: int) -> tuple:
@@ -59,9 +206,6 @@ def pad_rows(rows: list[list[int]], value: int) -> torch.Tensor:
     return pad_sequence(tensors, batch_first=True, padding_value=value)
 
 
-# ----------------------------------------------------------------------------- cutting a text
-
-
 def document_edges(tokens: np.ndarray, separator: int | None) -> np.ndarray:
     """Where each document starts, and the index of the last token: 0 5 9 in the text above, where
     the separator is the dot. (A text with documents starts and ends with a separator.) A text
@@ -90,32 +234,11 @@ def cut_into_windows(edges: np.ndarray, block_size: int) -> tuple[np.ndarray, np
     return starts, stops
 
 
-def pack_documents(edges: np.ndarray, block_size: int) -> np.ndarray:
-    """Choose edges so that each window takes as many whole documents as fit. For the edges 0 5 9 14,
-    the result is 0 9 14 if block_size is 9: the first two documents share a window. If it is 8, they
-    do not fit, and all edges stay.
-
-    So there are fewer windows to compute, and a document is cut only if it is longer than a window.
-    Each token of a shorter document is predicted from all earlier tokens of that document."""
-    last = len(edges) - 1
-    # For each edge, the index of the farthest edge that is at most block_size tokens later. If not even
-    # the next edge is, take the next edge: cut_into_windows() cuts that long document.
-    fitting = np.searchsorted(edges, edges + block_size, side="right") - 1
-    following = np.arange(len(edges)) + 1
-    next_index = np.maximum(fitting, following).tolist()
-    kept = [0]
-    while kept[-1] < last:
-        kept.append(next_index[kept[-1]])
-    return edges[kept]
-
-
 def evaluation_windows(tokens: np.ndarray, separator: int | None, block_size: int, n_tokens: int = 0) -> tuple:
-    """(starts, stops) of windows in which each token except the first is a target once. If n_tokens
-    is given, and smaller than the text, only some of the windows, with about n_tokens targets. They
-    are evenly spaced, as the beginning of a text may differ from later parts."""
-    edges = document_edges(tokens, separator)
-    edges = pack_documents(edges, block_size)
-    starts, stops = cut_into_windows(edges, block_size)
+    """(starts, stops) of windows in which each token except the first is a target once, and no window has tokens of
+    two documents. If n_tokens is given, and smaller than the text, only some of the windows, with about n_tokens
+    targets. They are evenly spaced, as the beginning of a text may differ from later parts."""
+    starts, stops = cut_into_windows(document_edges(tokens, separator), block_size)
     n_all = len(tokens) - 1
     if 0 < n_tokens < n_all:
         n_windows = len(starts)
@@ -127,7 +250,16 @@ def evaluation_windows(tokens: np.ndarray, separator: int | None, block_size: in
     return starts, stops
 
 
-# ----------------------------------------------------------------------------- the loss
+def autocast_loss(model: torch.nn.Module, autocast) -> Callable:
+    """Return a function loss(x, y): the model's mean loss for inputs and targets (B, T), copied to its device, in the
+    dtype of autocast, which common.pick_device() returns."""
+    device = next(model.parameters()).device
+
+    def loss(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        with autocast:
+            return model(x.to(device), y.to(device))[1]
+
+    return loss
 
 
 @torch.no_grad()
@@ -137,60 +269,41 @@ def mean_loss(
     tokens: np.ndarray,
     windows: tuple,
     batch_size: int,
-    worker,
     after_batch: Callable = lambda n_done: None,
 ) -> float:
     """The mean loss over windows (starts, stops), in nats per token. loss_function(x, y) calls the
-    model, and returns the mean loss of a batch. The model itself is needed to switch dropout off, and
-    on again if it was. Several processes split the batches: rank 0 computes the first batch, rank 1 the
-    second, and so on, and then again from rank 0. after_batch(n_done) is called with the number of
-    windows that are done; if it returns True, no more are computed."""
+    model, and returns the mean loss of a batch. after_batch(n_done) is called with the number of windows
+    that are done."""
     starts, stops = windows
-    n_windows = len(starts)
-    # Add empty windows, from 0 to 0, at the end. Then all batches have the same shape: for another
-    # shape, a compiled model would be compiled again. And all processes run the same number of batches:
-    # with FSDP, each process needs the others to compute.
-    in_a_round = worker.world_size * batch_size  # windows, with a batch for each process
-    missing = -n_windows % in_a_round  # up to the next multiple
-    starts = np.pad(starts, (0, missing))
-    stops = np.pad(stops, (0, missing))
     total = 0.0
     count = 0
     was_training = model.training
     model.eval()
-    block_size = model.config.block_size
-    for first in range(worker.rank * batch_size, len(starts), in_a_round):
+    for first in range(0, len(starts), batch_size):
         batch = slice(first, first + batch_size)
-        x, y = read_windows(tokens, starts[batch], stops[batch], block_size)
-        loss = loss_function(x, y).item()
+        x, y = read_windows(tokens, starts[batch], stops[batch], model.config.block_size)
         n_targets = y.ne(-1).sum().item()
-        if n_targets > 0:  # else the mean is NaN
-            total += loss * n_targets
-            count += n_targets
-        if after_batch(min(first + in_a_round, n_windows)):
-            break
+        total += loss_function(x, y).item() * n_targets
+        count += n_targets
+        after_batch(min(first + batch_size, len(starts)))
     model.train(was_training)
-    total, count = worker.sum(total, count)  # sums over all processes
     return total / count
-
-
-# ----------------------------------------------------------------------------- losses to compare with
 
 
 def counting_losses(data, most: int = 1 << 21) -> dict[str, float]:
     """The validation losses of the uniform prediction, and of add-one unigrams and bigrams, for plots. They are
     computed on the first `most` tokens of a Dataset. A table with more cells would be mostly empty, and is left out."""
-    V = data.vocab_size
+    V = data.tokenizer.vocab_size
     losses = {"uniform": math.log(V)}
     for name, n_rows in (("unigram", 1), ("bigram", V)):  # a bigram has a row for each previous token
         if n_rows * V > most:
             break
-        train_cells = cells_of(data.train[:most], n_rows, V)
+        train_cells = cells_of(data.splits["train"][:most], n_rows, V)
         N = np.bincount(train_cells, minlength=n_rows * V) + 1
         N = N.reshape(n_rows, V)
         P = N / N.sum(axis=1, keepdims=True)
         P = P.ravel()
-        val_cells = cells_of(data.val[:most], n_rows, V)
+        val_cells = cells_of(data.splits["val"][:most], n_rows, V)
         probs = P[val_cells]
         losses[name] = -np.log(probs).mean()
     return losses
@@ -203,3 +316,99 @@ def cells_of(tokens: np.ndarray, n_rows: int, V: int) -> np.ndarray:
     rows = 0 if n_rows == 1 else previous
     columns = tokens[1:]
     return rows * V + columns
+
+
+# ----------------------------------------------------------------------------- plots
+
+
+def draw_lines(path: Path, *panels: dict, title: str = "", rows: int = 1, size: tuple | None = None) -> None:
+    """Draw panels side by side, in `rows` rows, and save the figure. A panel is a dict with the
+    arguments of draw_panel(), or of draw_image(). size: figure size in inches. For example:
+
+        curves = {"train": ([1, 2, 3, 4], [3.3, 2.6, 2.4, 2.3], "-"), "val": ([2, 4], [2.7, 2.4], "o-")}
+        panel = {"curves": curves, "xlabel": "step", "ylabel": "loss"}
+        draw_lines(Path("out/loss.png"), panel, title="a loss that falls")
+    """
+    columns = len(panels) // rows
+    if size is None:
+        width = 6 + 2 * columns
+        height = 1.9 + 2.3 * rows
+        size = (width, height)
+    from matplotlib.figure import Figure  # here: matplotlib is optional
+
+    figure = Figure(size, dpi=80, layout="constrained")
+    figure.suptitle(title, parse_math=False)  # a $ in a name is no formula
+    grid = figure.subplots(rows, columns, squeeze=False)  # (rows, columns)
+    for axes, panel in zip(grid.flat, panels, strict=True):
+        draw = draw_image if "image" in panel else draw_panel
+        draw(axes, **panel)
+    save_plot(figure, path)
+
+
+def draw_panel(axes, curves: dict[str, tuple], data=None, **labels) -> None:
+    """Draw curves, {label: (x, y, style)}, as in matplotlib's axes.plot(x, y, style): "o-" is circles on a
+    line. A label that starts with _ is not in the legend.
+
+    data: a Dataset, whose baseline losses become horizontal lines
+    labels: title, xlabel, ylabel, xscale, ylim, xticks ..., as for axes.set()
+    """
+    for label, curve in curves.items():
+        x, y, style = curve
+        axes.plot(x, y, style, label=label, markersize=5)
+    if data is not None:
+        draw_baselines(axes, data)
+    axes.set(**labels)
+    axes.grid(alpha=0.3)
+    if "xticks" in labels:
+        axes.minorticks_off()
+    axes.legend(fontsize="small")
+
+
+def draw_image(axes, image: np.ndarray, **labels) -> None:
+    """Draw a table of truth values (m, n): True is white. labels: as for axes.set()."""
+    axes.imshow(image, cmap="gray", vmin=0, vmax=1, aspect="auto", interpolation="nearest")
+    axes.set(**labels)
+
+
+def save_plot(figure, path: Path) -> None:
+    """Save a plot as PNG."""
+    replace_file(path, lambda file: figure.savefig(file, format="png", pil_kwargs={"optimize": True}))
+
+
+# ----------------------------------------------------------------------------- baselines
+
+
+def draw_baselines(axes, data) -> None:
+    """A dotted horizontal line for each baseline loss, with its name above its right end."""
+    for name, loss in counting_losses(data).items():
+        axes.axhline(loss, color="0.4", linestyle=":")
+        text = f"{name} {loss:.2f} "
+        # x = 1 is the right end of the axes; y is a loss
+        axes.annotate(text, (1, loss), xycoords=("axes fraction", "data"), ha="right", va="bottom", fontsize=8)
+
+
+def draw_attention(weights: np.ndarray, names: list[str], path: Path, sources: list[str] | None = None) -> None:
+    """Weights (n_layer, nh, T, S): a panel per head, T names at the left, S sources (or names) below."""
+    n_layer, n_head, T, S = weights.shape
+    # In inches: panels, and space for their labels
+    width = 0.5 + 2.6 * n_head
+    height = 0.3 + (0.6 + 2.1 * T / S) * n_layer
+    from matplotlib.figure import Figure
+
+    figure = Figure((width, height), dpi=80, layout="constrained")
+    if sources is None:
+        sources = names
+        figure.supxlabel("attends to")
+        figure.supylabel("token")
+    else:
+        figure.supxlabel("source")
+        figure.supylabel("output")
+    grid = figure.subplots(n_layer, n_head, squeeze=False)  # (n_layer, n_head)
+    for layer, head in np.ndindex(n_layer, n_head):
+        axes = grid[layer, head]
+        axes.imshow(weights[layer, head], cmap="Blues", vmin=0, vmax=1)
+        title = f"layer {layer + 1}, head {head + 1}"
+        axes.set_title(title, fontsize=9)
+        axes.set_xticks(range(S), sources, fontsize=6, parse_math=False)
+        axes.set_yticks(range(T), names, fontsize=6, parse_math=False)
+    save_plot(figure, path)

@@ -1,8 +1,8 @@
 """Part 5, continued: your GPT in a page of its own, for any browser.
 
-    python lessons/look.py                          # the newest run of train.py, and a text of its validation split
+    python lessons/look.py                          # the newest run in out/, and a text of its validation split
     python lessons/look.py --prompt="import "       # a text of your own
-    python lessons/look.py --init_from=gpt2 --weights=int8 --max_megabytes=200
+    python lessons/look.py out/gpt2 --weights=int8 --max_megabytes=200
 
 Read sample.py before. The result is one file, look.html beside the checkpoint. It contains the weights, and a model in
 JavaScript (assets/gpt.js) that computes with them, so it needs no server and no network: send it to somebody. (It also
@@ -29,15 +29,10 @@ import numpy as np
 import torch
 
 try:
-    from checkpoint import load_checkpoint, load_model, newest_run, note_if_changed
-    from console import NonNegative, PathStr, Positive, UserError, option, parse, print_result, run
-    from dataset import DATA, Dataset, load
-    from files import replace_file
-    from model import GPT, ConfigError
-    from runtime import Worker
-    from sample import named_tokenizer, read_prompt
-    from tokenizer import Tokenizer, start_ids
-    from windows import evaluation_windows, mean_loss
+    from common import Dataset, UserError, load, load_checkpoint, load_model, parse, replace_file, run
+    from lessons.bpe import GPT2_PATTERN
+    from lessons.kit import evaluation_windows, mean_loss, print_result, start_ids
+    from model import GPT
 except ModuleNotFoundError as error:
     print(f"error: {error}; in the folder of train.py, type: python lessons/look.py", file=sys.stderr)
     sys.exit(2)
@@ -47,14 +42,14 @@ ASSETS = Path(__file__).parents[1] / "assets"
 # What assets/gpt.js has of GPTConfig: the options with a choice of values ...
 CHOICES = {
     "norm": ("layernorm", "rmsnorm"),
-    "position": ("learned", "sinusoidal", "rope", "alibi", "t5", "none"),
+    "position": ("learned", "rope", "none"),
     "activation": ("relu", "gelu", "gelu_tanh", "relu2", "swiglu"),
 }
 # ... the options whose values are numbers, or true or false
-NUMBERS = ["vocab_size", "start_token", "block_size", "n_layer", "n_head", "n_kv_head", "n_embd", "bias"]
-NUMBERS += ["rope_base", "rope_scale", "lookback", "qk_norm", "tie_weights"]
+NUMBERS = ["vocab_size", "block_size", "n_layer", "n_head", "n_kv_head", "n_embd", "bias"]
+NUMBERS += ["lookback", "qk_norm", "tie_weights"]
 # ... and those that change nothing in generation
-IN_TRAINING = ["vocab_multiple", "dropout", "zero_init", "flash", "label_smoothing", "train_temperature"]
+IN_TRAINING = ["dropout", "zero_init", "flash", "train_temperature"]
 # The n-gram model predicts a token from the 7 tokens before it, with Kneser-Ney smoothing
 ORDER = 8
 DISCOUNT = 0.85
@@ -68,50 +63,31 @@ CHECKED = 32
 
 @dataclass
 class Options:
-    init_from: PathStr = option(
-        "", "a run's folder, a checkpoint, gpt2 ... gpt2-xl or their files (default: the newest run)"
-    )
-    tokenizer: PathStr = option("", "a dataset or run whose tokenizer to use, if the model's tokens are numbers")
-    prompt: str = option("", "the text that the page begins with (default: the beginning of the validation split)")
-    prompt_file: PathStr = option("", "a UTF-8 file with this text")
-    tokens: Positive = option(300, "how many tokens of the validation split, at most")
-    weights: Literal["auto", "float32", "int8"] = option(
-        "auto", "number format of the weights; auto: int8 if the validation loss changes by less than 0.001 nats"
-    )
-    counted: NonNegative = option(
-        2**20, "the page also contains this many tokens of the training split, and counts them"
-    )
-    max_megabytes: Positive = option(20, "the largest page to write, in megabytes")
-    out_dir: PathStr = option("", "folder of look.html (default: the folder of the checkpoint)")
+    init_from: str = ""  # a run, such as out/names, or a checkpoint; by default the newest run in out/
+    prompt: str = ""  # the text that the page begins with; by default the beginning of the validation split
+    tokens: int = 300  # how many tokens of the validation split, at most
+    weights: Literal["auto", "float32", "int8"] = "auto"  # number format; auto: int8 if that hardly changes the loss
+    counted: int = 2**20  # the page also contains this many tokens of the training split, and counts them
+    max_megabytes: int = 20  # the largest page to write, in megabytes
+    out_dir: str = ""  # folder of look.html; by default the folder of the checkpoint
 
 
 # ----------------------------------------------------------------------------- the weights
 
 
-def check_supported(checkpoint: dict) -> None:
-    """Raise UserError if assets/gpt.js lacks something of this model."""
-    config = checkpoint["model_config"]
+def check_supported(config: dict) -> None:
+    """Raise UserError if assets/gpt.js lacks something of a model with these options."""
     for name, value in config.items():
         is_known = name in NUMBERS or name in IN_TRAINING or value in CHOICES.get(name, ())
         if not is_known:
             raise UserError(f"assets/gpt.js has no {name}={value}; add it there, and its name to lessons/look.py")
-    if "peft" in checkpoint:
-        what = f"assets/gpt.js has no layers of lessons/peft.py, as in {checkpoint['name']}"
-        advice = "use a model whose weights were all trained, such as --method=full of lessons/finetune.py"
-        raise UserError(f"{what}; {advice}")
 
 
 def page_weights(model: GPT) -> dict[str, torch.Tensor]:
-    """The weights of a model that a page needs, {name: (rows, columns) or (rows,)}, float32: without the padding of
-    vocab_multiple, and a tied matrix once."""
-    V = model.config.vocab_size
-    weights = {}
-    for name, weight in model.state_dict().items():
-        if name == "lm_head.weight" and model.config.tie_weights:
-            continue
-        if name in ("transformer.wte.weight", "lm_head.weight"):
-            weight = weight[:V]
-        weights[name] = weight
+    """The weights of a model that a page needs, {name: (rows, columns) or (rows,)}, float32: a tied matrix once."""
+    weights = model.state_dict()
+    if model.config.tie_weights:
+        del weights["lm_head.weight"]
     return weights
 
 
@@ -150,9 +126,9 @@ def pack(weights: dict[str, torch.Tensor], bits: int) -> tuple[list, bytes]:
 
 def validation_loss(model: GPT, data: Dataset) -> float:
     """The loss on about MEASURED tokens of the validation split, in nats per token, in batches of 32 windows."""
-    windows = evaluation_windows(data.val, data.separator, model.config.block_size, MEASURED)
-    worker = Worker.pick("cpu", "float32")
-    return mean_loss(model, lambda x, y: model(x, y)[1], data.val, windows, 32, worker)
+    tokens = data.splits["val"]
+    windows = evaluation_windows(tokens, data.separator, model.config.block_size, MEASURED)
+    return mean_loss(model, lambda x, y: model(x, y)[1], tokens, windows, 32)
 
 
 def choose_bits(model: GPT, number_format: str, data: Dataset | None) -> tuple[int, float | None]:
@@ -179,27 +155,32 @@ def choose_bits(model: GPT, number_format: str, data: Dataset | None) -> tuple[i
 # ----------------------------------------------------------------------------- text and data
 
 
+def newest_run() -> str:
+    files = sorted(Path("out").glob("*/best.pt"), key=lambda path: path.stat().st_mtime)
+    if not files:
+        raise UserError("no run with a best.pt in out/; start python train.py")
+    return str(files[-1].parent)
+
+
 def open_data(checkpoint: dict) -> Dataset | None:
     """Open the dataset of a checkpoint. None if it is missing, or has other tokens."""
-    name = checkpoint["config"]["dataset"]
-    if not name or not (DATA / name / "meta.json").exists():
+    name = checkpoint.get("dataset")
+    if not name or not Path("data", name, "meta.json").exists():
         return None
     data = load(name)
-    if data.tokenizer.to_dict() != checkpoint["tokenizer"]:
-        print(f"note: {DATA / name} has other tokens than {checkpoint['name']}, so the page has none of its text")
+    if data.tokenizer.fields != checkpoint["tokenizer"]:
+        print(f"note: {Path('data', name)} has other tokens than the model, so the page has none of its text")
         return None
-    note_if_changed(data, checkpoint)
     return data
 
 
-def choose_text(checkpoint: dict, data: Dataset | None, tokenizer: Tokenizer, prompt: str, n: int) -> list[int]:
+def choose_text(start_token: int | None, data: Dataset | None, tokenizer, prompt: str, n: int) -> list[int]:
     """Choose the prompt, or else the first n tokens or so of the validation split, if there is one. If the model has a
     start token, it stands before them. (A split of documents begins with it.)"""
-    start_token = checkpoint["start_token"]
     start = [] if start_token is None else [start_token]
     if prompt or data is None:
-        return start + tokenizer.encode(prompt, "leave them out of the prompt")
-    ids = data.val[: n + 1].tolist()  # the first one is only read: nothing predicts it
+        return start + tokenizer.encode(prompt)
+    ids = data.splits["val"][: n + 1].tolist()  # the first one is only read: nothing predicts it
     if data.separator in ids[1:]:
         # End with the last whole document (if the first is longer than n tokens, it is cut)
         while ids[-1] != data.separator:
@@ -208,36 +189,36 @@ def choose_text(checkpoint: dict, data: Dataset | None, tokenizer: Tokenizer, pr
 
 
 @torch.no_grad()
-def predictions(checkpoint: dict, model: GPT, ids: list[int]) -> dict:
-    """The log-probabilities of the first tokens of a text, each after those before it, which the page compares with its
-    own. Raises UserError if they are not finite."""
+def predictions(start_token: int | None, model: GPT, ids: list[int]) -> dict:
+    """The log-probabilities of the first tokens of a text, each after those before it in its document, which the page
+    compares with its own. Raises UserError if they are not finite."""
     first = ids[: min(CHECKED, model.config.block_size) + 1]
-    if len(first) < 2:
-        return {"ids": [], "log_p": []}
-    logits, _ = model(torch.tensor([first[:-1]]))  # (1, T, V)
-    log_p = logits[0].log_softmax(dim=1)
-    targets = torch.tensor(first[1:])
-    log_p = log_p.gather(1, targets[:, None])  # (T, 1)
-    if not log_p.isfinite().all():
-        raise UserError(f"{checkpoint['name']} predicts NaN or infinity; use another checkpoint")
-    return {"ids": first, "log_p": log_p.flatten().tolist()}
+    log_p = []
+    start = 0
+    for i in range(len(first) - 1):
+        if first[i] == start_token:
+            start = i
+        logits, _ = model(torch.tensor([first[start : i + 1]]))  # (1, T, V)
+        log_p.append(logits[0, -1].log_softmax(dim=0)[first[i + 1]].item())
+    if not np.isfinite(log_p).all():
+        raise UserError("the model predicts NaN or infinity; use another checkpoint")
+    return {"ids": first, "log_p": log_p}
 
 
-def about_text(checkpoint: dict, tokenizer: Tokenizer, ids: list[int]) -> dict:
+def about_text(start_token: int | None, tokenizer, ids: list[int]) -> dict:
     """What the page needs to read and write text, and the text that it begins with."""
-    start_token = checkpoint["start_token"]  # in the model's config, it is None without --document_mask
     shown = ids if start_token is None else ids[1:]
     facts = {"tokenizer": tokens_of(tokenizer), "text": tokenizer.decode(shown), "start_token": start_token}
     facts["first"] = start_ids(tokenizer)[-1]  # a newline, or token 0: an empty text starts from it, if from no other
     return facts
 
 
-def tokens_of(tokenizer: Tokenizer) -> dict:
+def tokens_of(tokenizer) -> dict:
     """A tokenizer as assets/text.js reads it."""
-    if not hasattr(tokenizer, "pattern"):  # no BPE
-        return tokenizer.to_dict()
-    tokens = [tokenizer.decode_bytes([i]).decode("latin-1") for i in range(tokenizer.vocab_size)]
-    return {"kind": "bpe", "tokens": tokens, "pattern": tokenizer.pattern}
+    if tokenizer.fields["kind"] == "char":
+        return tokenizer.fields
+    tokens = [tokenizer.encoding.decode_single_token_bytes(i).decode("latin-1") for i in range(tokenizer.vocab_size)]
+    return {"kind": "bpe", "tokens": tokens, "pattern": tokenizer.fields.get("pattern", GPT2_PATTERN)}
 
 
 def counted_text(data: Dataset | None, n: int) -> tuple[dict | None, bytes]:
@@ -245,22 +226,20 @@ def counted_text(data: Dataset | None, n: int) -> tuple[dict | None, bytes]:
     bytes each."""
     if data is None or n == 0:
         return None, b""
-    tokens = data.train[:n]
-    dtype = np.min_scalar_type(data.vocab_size)
+    tokens = data.splits["train"][:n]
+    dtype = np.min_scalar_type(data.tokenizer.vocab_size)
     about = {"bits_per_token": 8 * dtype.itemsize, "separator": data.separator, "order": ORDER, "discount": DISCOUNT}
     about["counted"] = len(tokens)
-    about["of"] = len(data.train)
+    about["of"] = len(data.splits["train"])
     return about, tokens.astype(dtype.newbyteorder("<")).tobytes()
 
 
 # ----------------------------------------------------------------------------- the page
 
 
-def make_title(checkpoint: dict) -> str:
-    dataset = checkpoint["config"]["dataset"]
-    if dataset in (None, "gpt2"):  # "gpt2": OpenAI's weights, see lessons/gpt2.py
-        return f"{checkpoint['name']}, in this page"
-    return f"A GPT trained on {dataset}, in this page"
+def make_title(checkpoint: dict, folder: Path) -> str:
+    dataset = checkpoint.get("dataset")
+    return f"A GPT trained on {dataset}, in this page" if dataset else f"{folder.name}, in this page"
 
 
 def describe(checkpoint: dict, model: GPT, bits: int, change: float | None) -> str:
@@ -308,15 +287,16 @@ def refuse_large(n_bytes: float, options: Options, bits: int) -> None:
 
 def main() -> None:
     began = time.perf_counter()
-    options = parse(Options, __doc__)
-    prompt = read_prompt(options.prompt, options.prompt_file)
-    checkpoint = load_checkpoint(options.init_from or newest_run())
-    check_supported(checkpoint)
+    options = parse(Options, __doc__, "init_from")
+    name = options.init_from or newest_run()
+    path = Path(name) if Path(name).exists() else Path("out", name)
+    folder = path if path.is_dir() else path.parent
+    checkpoint = load_checkpoint(name)
     model, tokenizer = load_model(checkpoint)
-    if options.tokenizer:
-        tokenizer = named_tokenizer(checkpoint, options.tokenizer)
+    check_supported(asdict(model.config))
     data = open_data(checkpoint)
-    ids = choose_text(checkpoint, data, tokenizer, prompt, options.tokens)
+    start_token = checkpoint.get("start_token")
+    ids = choose_text(start_token, data, tokenizer, options.prompt, options.tokens)
 
     bits, change = choose_bits(model, options.weights, data)
     weight_bytes = model.num_params() * bits / 8
@@ -325,11 +305,11 @@ def main() -> None:
     counting, counted = counted_text(data, options.counted)
     about = describe(checkpoint, model, bits, change)
     facts = {"about": about, "config": asdict(model.config), "bits": bits, "shapes": shapes, "counting": counting}
-    facts["check"] = predictions(checkpoint, model, ids)
-    facts |= about_text(checkpoint, tokenizer, ids)
-    page = make_page(make_title(checkpoint), facts, weights, counted).encode()
+    facts["check"] = predictions(start_token, model, ids)
+    facts.update(about_text(start_token, tokenizer, ids))
+    page = make_page(make_title(checkpoint, folder), facts, weights, counted).encode()
     refuse_large(len(page), options, bits)
-    path = Path(options.out_dir or checkpoint["folder"], "look.html")
+    path = Path(options.out_dir or folder, "look.html")
     replace_file(path, lambda file: file.write(page))
     contents = "the model"
     if counting:
@@ -339,4 +319,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    run(main, ConfigError)
+    run(main)

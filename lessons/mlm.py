@@ -1,26 +1,23 @@
 """Aside: an encoder alone, as in BERT (Devlin et al. 2018). Do the letters after a gap help?
 
-    python lessons/mlm.py                                    # four minutes: five networks, and n-grams
-    python lessons/mlm.py --dataset=names --fill=al_x_nder   # fill the gaps of a name
+    python lessons/mlm.py                     # four minutes: five networks, and n-grams
+    python lessons/mlm.py --fill=al_x_nder    # fill the gaps of a name
 
-Read lessons/seq2seq.py before. A GPT predicts each letter from the letters before it. An encoder sees both
-sides, so it would only have to copy the next letter. Instead, some letters are hidden, and the
-encoder predicts these: masked language modeling. How much does it gain from the letters after a
-gap? Hide one letter of a word. It is predicted from the letters on one side or on both (| is the
-newline before and after a word):
+Read lessons/seq2seq.py before. A GPT predicts each letter from the letters before it. An encoder sees both sides, so it
+would only have to copy the next letter. Instead, some letters are hidden, and the encoder predicts these: masked
+language modeling. How much does it gain from the letters after a gap? Hide one letter of a word. It is predicted from
+the letters on one side or on both (| is the newline before and after a word):
 
     left      | e m [?]          by a GPT
     right           [?] a |      by a GPT that reads words from the end to the beginning
     both      | e m [?] a |      by an encoder, trained on words with hidden letters
 
-N-grams of the nearest letters on these sides also predict it. A gap is always a letter, never the
-end of the word.
+N-grams of the nearest letters on these sides also predict it. A gap is always a letter, never the end of the word.
 
-An encoder that was trained in this way is a start for other tasks. Here the task is: does the second
-half of a word belong to the first one? (This is BERT's next sentence prediction, for halves of words.)
-A linear layer turns the last hidden state of one token into the logits of two classes, and all
-weights are trained further. This token is the newline before the word, BERT's [CLS]: it carries no
-information itself, and attends to all other tokens.
+An encoder that was trained in this way is a start for other tasks. Here the task is: does the second half of a word
+belong to the first one? (This is BERT's next sentence prediction, for halves of words.) A linear layer turns the last
+hidden state of one token into the logits of two classes, and all weights are trained further. This token is the newline
+before the word, BERT's [CLS]: it carries no information itself, and attends to all other tokens.
 """
 
 import sys
@@ -29,6 +26,7 @@ if __name__ == "__main__":
     sys.path.insert(0, ".")  # lessons start in the root, and import its files
 
 import copy
+import math
 import random
 import time
 from dataclasses import dataclass, replace
@@ -39,13 +37,12 @@ from torch import nn
 from torch.nn import functional as F
 
 try:
-    from console import NonNegative, Positive, UserError, option, parse, print_result, print_row, run
-    from dataset import Dataset, load
-    from lessons.fit import fit
-    from model import GPT, GPTConfig
+    from common import Dataset, UserError, run
+    from lessons.kit import pad_rows, parse, print_result, print_row
+    from lessons.optim import Recipe, fit
+    from model import GPT, CausalSelfAttention, GPTConfig
     from ngram import NGrams, sum_by_row
-    from optim import Recipe
-    from windows import pad_rows
+    from prepare_data import load
 except ModuleNotFoundError as error:
     print(f"error: {error}; in the folder of train.py, type: python lessons/mlm.py", file=sys.stderr)
     sys.exit(2)
@@ -83,10 +80,10 @@ TEST_EXAMPLES = 4000
 
 @dataclass
 class Options:
-    dataset: str = option("words", "dataset of short documents, such as words and names")
-    fill: str = option("", "replace each _ in this text by a letter")
-    max_iters: Positive = option(1000, "training steps of a GPT; the encoder gets four times as many")
-    seed: NonNegative = option(1337, "random seed for initialization, batches and hidden letters")
+    dataset: str = "names"  # dataset of short documents
+    fill: str = ""  # replace each _ in this text by a letter
+    max_iters: int = 1000  # training steps of a GPT; the encoder gets four times as many
+    seed: int = 1337  # random seed for initialization, batches and hidden letters
 
 
 # ----------------------------------------------------------------------------- hidden letters, and their loss
@@ -114,20 +111,30 @@ def hide_letters(idx: torch.Tensor, V: int) -> tuple[torch.Tensor, torch.Tensor]
     return changed, targets
 
 
+class BothSides(CausalSelfAttention):
+    """Attention to all tokens but padding, earlier and later ones."""
+
+    def attend(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        q = q / math.sqrt(self.config.head_dim)
+        wei = q @ k.transpose(-2, -1) + self.mask  # (B, nh, T, T): scores
+        return self.attn_dropout(wei.softmax(dim=-1)) @ v
+
+
 class Encoder(GPT):
-    """A GPT whose mask hides padding instead of the future, as in BERT. (BERT also has a LayerNorm after
+    """A GPT whose attention hides padding instead of the future, as in BERT. (BERT also has a LayerNorm after
     each sublayer, learned positions and WordPiece tokens. In its training, it also predicts whether two
     sentences follow each other.)"""
 
     def __init__(self, config: GPTConfig):
-        super().__init__(replace(config, flash=False))  # GPT's fused kernel is causal; without it, mask() is used
+        super().__init__(config)
+        for block in self.transformer.h:
+            block.attn.__class__ = BothSides  # the same weights, another attend()
 
-    def mask(self, positions: torch.Tensor, key_ids: torch.Tensor) -> torch.Tensor:
-        """Override GPT.mask(): return what is added to the scores of the keys key_ids (B, S). -inf hides
-        padding."""
-        mask = torch.zeros(key_ids.shape)
-        mask = mask.masked_fill(key_ids == PAD, -torch.inf)
-        return mask[:, None, None]  # (B, 1, 1, S): equal for all heads and queries
+    def hidden_states(self, idx: torch.Tensor) -> torch.Tensor:
+        mask = torch.zeros(idx.shape).masked_fill(idx == PAD, -torch.inf)
+        for block in self.transformer.h:
+            block.attn.mask = mask[:, None, None]  # (B, 1, 1, T): equal for all heads and queries
+        return super().hidden_states(idx)
 
 
 def masked_loss(encoder: Encoder, idx: torch.Tensor) -> torch.Tensor:
@@ -151,7 +158,7 @@ def next_letter_loss(gpt: GPT, idx: torch.Tensor) -> torch.Tensor:
 def read_words(data: Dataset, split: str) -> list[str]:
     """Return the documents of a split that have 1 to MAX_LETTERS letters, and none of SPECIAL."""
     words = []
-    for word in data.texts(split):
+    for word in data.documents(split):
         is_short = 1 <= len(word) <= MAX_LETTERS
         if is_short and set(SPECIAL).isdisjoint(word):
             words.append(word)
@@ -187,13 +194,9 @@ def train(model: GPT, words: list[str], alphabet: str, steps: int, seed: int, si
         batch = rng.choices(words, k=BATCH_SIZE)
         return loss_of(model, encode(batch, alphabet))
 
+    warmup = min(100, steps // 5)
     recipe = Recipe(
-        steps,
-        learning_rate=0.015,
-        muon_learning_rate=0.04,
-        optimizer="muon",
-        warmup_iters=min(100, steps // 5),
-        beta2=0.98,
+        steps, learning_rate=0.015, muon_learning_rate=0.04, optimizer="muon", warmup_iters=warmup, beta2=0.98
     )
     fit(model, batch_loss, recipe, note=lambda: side)
 
@@ -278,14 +281,8 @@ def ngram_losses(train_words: list[str], words: list[str], alphabet: str, side: 
 def compare_sides(train_words: list[str], test_words: list[str], alphabet: str, options: Options) -> tuple:
     """Train a network and count n-grams for each side, and print their mean losses of a hidden letter on
     test_words. Returns the encoder, and the losses by name, in nats."""
-    config = GPTConfig(
-        vocab_size=len(alphabet),
-        block_size=MAX_LETTERS + 3,  # END before, between and after the halves of a word (see join_halves)
-        n_layer=2,
-        n_head=4,
-        n_embd=64,
-        activation="swiglu",
-    )
+    T = MAX_LETTERS + 3  # END before, between and after the halves of a word (see join_halves)
+    config = GPTConfig(len(alphabet), block_size=T, n_layer=2, n_head=4, n_embd=64, activation="swiglu")
     gpt_config = replace(config, dropout=0.1)  # to reduce overfitting: each letter is a target
     seed = options.seed
     losses = {}
@@ -439,9 +436,8 @@ def compare_classifiers(train_kinds: tuple, test_kinds: tuple, encoder: Encoder,
 
 @torch.no_grad()
 def fill(model: Encoder, text: str, alphabet: str) -> str:
-    """Fill the gaps one by one, the gap with the most certain letter first, as each letter helps to
-    find the others. Returns the text after each letter, and the probability of the letter, such as
-    "e_ma -> emma (90%)"."""
+    """Fill the gaps one by one, the gap with the most certain letter first, as each letter helps to find the others.
+    Returns the text after each letter, and the probability of the letter, such as "e_ma -> emma (90%)"."""
     steps = text
     while "_" in text:
         gaps = [i for i, letter in enumerate(text) if letter == "_"]

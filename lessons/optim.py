@@ -1,21 +1,35 @@
-"""Part 4, continued: update rules (SGD, Adam, AdamW, Muon) and learning-rate schedules.
+"""Update rules (SGD, Adam, AdamW, Muon), learning-rate schedules, and the training loop of the lessons.
 
-    from optim import lr_fraction, make_optimizer, set_lr
-    optimizer = make_optimizer(model, config)   # config: learning_rate, weight_decay ... as in train.TrainConfig
+    from lessons.optim import Recipe, fit
+    seconds = fit(model, batch_loss, Recipe(max_iters=1000, learning_rate=0.003))
+
+    from lessons.optim import lr_fraction, make_optimizer, set_lr
+    optimizer = make_optimizer(model, recipe)
     loss.backward()
-    set_lr(optimizer, lr_fraction(step, config))
+    set_lr(optimizer, lr_fraction(step, recipe))
     optimizer.step()
     model.zero_grad()
 
-Read train.py before, windows.py after. model.py and this file train with PyTorch alone. torch.optim
-has the same rules, and set_lr() also takes its optimizers. The rules are written out here to be read,
-and because making the first optimizer of torch.optim takes a second: it imports torch's compiler.
+train.py has AdamW and Muon of its own. torch.optim has the same rules, and set_lr() also takes its optimizers.
 """
 
+import sys
+
+if __name__ == "__main__":
+    sys.path.insert(0, ".")  # lessons start in the root, and import its files
+
 import math
+import time
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 import torch
+
+try:
+    from common import UserError
+except ModuleNotFoundError as error:
+    print(f"error: {error}; in the folder of train.py, type: python lessons/optim.py", file=sys.stderr)
+    sys.exit(2)
 
 # ----------------------------------------------------------------------------- update rules
 # A rule updates a group of parameters that have the same options, such as group["lr"]. members has a
@@ -75,7 +89,7 @@ def muon(group: dict, members: list[tuple], t: int) -> None:
     directions = []
     for _, g, m in members:
         m.lerp_(g, 1 - momentum)
-        directions.append(full_tensor(g.lerp(m, momentum)))  # whole, as parts cannot be orthogonalized
+        directions.append(g.lerp(m, momentum))
     u = torch.stack(directions)  # (n, rows, columns)
     del directions  # as large as all these matrices
     u = orthogonalize(u, group["rows"], group["dtype"])
@@ -83,7 +97,7 @@ def muon(group: dict, members: list[tuple], t: int) -> None:
     size = group["lr"] * math.sqrt(tallness)
     for (p, _, _), update in zip(members, u, strict=True):
         p.mul_(1 - group["lr"] * group["weight_decay"])
-        p.add_(shard_like(update, p), alpha=-size)
+        p.add_(update, alpha=-size)
 
 
 def orthogonalize(u: torch.Tensor, rows: tuple[int, ...], dtype: torch.dtype | None) -> torch.Tensor:
@@ -162,7 +176,7 @@ class Optimizer:
     def load_state_dict(self, state: dict) -> None:
         self.updates = state["updates"]
         for name, tensor in self.state.items():
-            tensor.copy_(shard_like(state[name], tensor))
+            tensor.copy_(state[name])
 
 
 # ----------------------------------------------------------------------------- which rule for which parameter
@@ -171,8 +185,7 @@ class Optimizer:
 def make_optimizer(model: torch.nn.Module, config, dtype: torch.dtype | None = None) -> Optimizer:
     """sgd, adam or adamw for all parameters; or muon for the matrices of the blocks, and adamw for
     embeddings, output layer, norms and biases. Weight decay acts on matrices only. dtype: the
-    dtype of Muon's matrix multiplications. (To train with an optimizer of torch.optim, make it in
-    train.start_run(), instead of calling this function.)"""
+    dtype of Muon's matrix multiplications."""
     in_blocks = set()
     if config.optimizer == "muon":
         in_blocks = set(model.transformer.h.parameters())
@@ -266,29 +279,12 @@ def lr_fraction(step: int, config) -> float:
     return floor + (1 - floor) * remaining
 
 
-# ----------------------------------------------------------------------------- tensors that FSDP has sharded
-# Then each process has a shard of a tensor, a part of its rows: see distributed.py.
-
-
-def full_tensor(t: torch.Tensor) -> torch.Tensor:
-    """The whole of a tensor that is sharded; any other tensor as it is."""
-    return t.full_tensor() if hasattr(t, "full_tensor") else t
-
-
-def shard_like(t: torch.Tensor, p: torch.Tensor) -> torch.Tensor:
-    """The part of t that belongs to this process's shard of p; all of t if p is not sharded."""
-    if hasattr(p, "full_tensor"):
-        t = t.to(p.device)
-        t = torch.distributed.tensor.distribute_tensor(t, p.device_mesh, p.placements)
-    return t
-
-
 # ----------------------------------------------------------------------------- all options
 
 
 @dataclass
 class Recipe:
-    """How to train, for make_optimizer(), lr_fraction() and fit.fit(). train.TrainConfig has the same names."""
+    """How to train, for make_optimizer(), lr_fraction() and fit()."""
 
     max_iters: int
     learning_rate: float
@@ -302,3 +298,68 @@ class Recipe:
     beta1: float = 0.9
     beta2: float = 0.95
     grad_clip: float = 1.0
+
+
+# ----------------------------------------------------------------------------- the loop
+# batch_loss() draws a batch, and returns its loss. train.py has a loop of its own, and so have the lessons in which the
+# loop is the subject.
+
+
+def fit(
+    model: torch.nn.Module,
+    batch_loss: Callable,
+    recipe: Recipe,
+    note: Callable = lambda: "",
+    lines: int = 10,
+    measure: Callable | None = None,
+    at: Collection[int] = (),
+) -> float:
+    """Train a model. Each step lowers batch_loss(). Parameters that are frozen stay as they are.
+
+    Prints about `lines` lines: the mean loss and the largest gradient norm since the line before, the
+    text of note(), called in evaluation mode, and the time left. measure(step) is called, also in
+    evaluation mode, after each step of `at`, where 0 is before the first one. Returns the seconds of
+    the steps alone. Raises UserError if the loss is NaN or infinite."""
+    steps = recipe.max_iters
+    optimizer = make_optimizer(model, recipe)
+    trained = [p for p in model.parameters() if p.requires_grad]
+    interval = math.ceil(steps / lines) if lines else steps
+    losses = []  # since the last line, as are the norms; both stay on the device
+    norms = []
+    seconds = 0.0
+    if 0 in at:
+        model.eval()
+        measure(0)
+    model.train()
+    for step in range(1, steps + 1):
+        began = time.perf_counter()
+        set_lr(optimizer, lr_fraction(step, recipe))
+        loss = batch_loss()
+        loss.backward()
+        norm = torch.nn.utils.clip_grad_norm_(trained, recipe.grad_clip or math.inf)
+        optimizer.step()
+        model.zero_grad(set_to_none=True)
+        losses.append(loss.detach())
+        norms.append(norm)
+        report_now = step % interval == 0 or step == steps
+        if report_now:
+            mean_loss = torch.stack(losses).mean().item()  # waits for the device
+            largest_norm = torch.stack(norms).max().item()
+            losses.clear()
+            norms.clear()
+            if not math.isfinite(mean_loss):
+                raise UserError(f"training diverged: loss {mean_loss} by step {step}; use a lower learning rate")
+        seconds += time.perf_counter() - began
+        if report_now and lines:
+            model.eval()
+            width = len(str(steps))
+            figures = f"train loss {mean_loss:.4f}  grad norm up to {largest_norm:.2f}"
+            seconds_left = seconds / step * (steps - step)
+            print(f"step {step:>{width}}/{steps}  {figures}  {note()}  eta {seconds_left:.0f} s", flush=True)
+            model.train()
+        if step in at:
+            model.eval()
+            measure(step)
+            model.train()
+    model.eval()
+    return seconds

@@ -3,8 +3,8 @@
     from lessons.peft import attach, trained_state
     attach(model, "lora", rank=8, alpha=16)     # only the new parameters are trained
 
-Four ways to do parameter-efficient fine-tuning, from outside: model.py knows nothing of them, except
-for the number of virtual tokens. Read lessons/finetune.py before, lessons/rlhf.py after.
+Four ways to do parameter-efficient fine-tuning, from outside: model.py knows nothing of them. Read lessons/finetune.py
+before, lessons/rlhf.py after.
 
     method     what is trained                                          parameters
     lora       a low-rank update of some matrices                       rank (in + out) for each matrix
@@ -15,17 +15,8 @@ for the number of virtual tokens. Read lessons/finetune.py before, lessons/rlhf.
 A virtual token is no token of the vocabulary: it consists of trained vectors, in front of the text.
 `rank` is the number of virtual tokens.
 
-A file that lessons/finetune.py writes, such as out/finetune/lora.pt, has only the new parameters. LoRA with rank 8
-changes queries and values in each block. With 128 channels, the file's entry "model" has for block 0
-
-    transformer.h.0.attn.c_attn.A.0     (8, 128)    A of the queries
-    transformer.h.0.attn.c_attn.B.0     (128, 8)    B of the queries
-    transformer.h.0.attn.c_attn.A.1     (8, 128)    A of the values
-    transformer.h.0.attn.c_attn.B.1     (128, 8)    B of the values
-
-The entry "peft" has the arguments of attach(), and "base" names the file with the frozen weights.
-checkpoint.load_model() opens both files, and puts the model together. Without these two entries, a file
-of a model with new parameters cannot be opened: merge() LoRA before save_model().
+common.load_model() makes plain models, so it cannot open a file of a model with new parameters: merge() LoRA before
+common.save_model(). The others cannot be merged, and are not saved.
 """
 
 import sys
@@ -34,18 +25,14 @@ if __name__ == "__main__":
     sys.path.insert(0, ".")  # lessons start in the root, and import its files
 
 import math
-from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 
 import torch
 from torch import nn
 from torch.nn import functional as F
 
 try:
-    from console import UserError
-    from files import sha256_of
-    from model import GPT, Block, CausalSelfAttention, ConfigError
+    from model import GPT, Block, CausalSelfAttention
 except ModuleNotFoundError as error:
     print(f"error: {error}; in the folder of train.py, type: python lessons/peft.py", file=sys.stderr)
     sys.exit(2)
@@ -137,94 +124,68 @@ class PrefixAttention(CausalSelfAttention):
         self.prefix_k = nn.Parameter(keys)
         self.prefix_v = nn.Parameter(values)
 
-    def forward(
-        self,
-        x: torch.Tensor,
-        rope: torch.Tensor | None = None,
-        mask: torch.Tensor | None = None,
-        flash: bool = True,
-        store_kv: Callable | None = None,
-    ) -> torch.Tensor:
-        """Arguments as in CausalSelfAttention, which calls store_kv(k, v) with the keys and values of
-        the new tokens, and attends to the keys and values that it returns. Here, they include the prefix."""
-
-        def prepend_prefix(k: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-            if store_kv:
-                k, v = store_kv(k, v)  # (B, n_kv_head, S, hd) each, with the tokens of the KV cache
-            B = len(k)
-            prefix_k = self.prefix_k.expand(B, -1, -1, -1).to(k)  # (B, n_kv_head, rank, hd)
-            prefix_v = self.prefix_v.expand(B, -1, -1, -1).to(k)
-            all_k = torch.cat((prefix_k, k), dim=2)  # (B, n_kv_head, rank + S, hd)
-            all_v = torch.cat((prefix_v, v), dim=2)
-            return all_k, all_v
-
-        T = x.shape[1]
-        rank = self.prefix_k.shape[1]
-        if mask is None and T > 1:
-            # The causal mask of the fused kernel would count virtual tokens as positions
-            mask = x.new_full((T, T), -math.inf).triu(1)
-        if mask is not None:
-            mask = F.pad(mask, (rank, 0))  # rank columns of 0: each token attends to all virtual tokens
-        return super().forward(x, rope, mask, flash, prepend_prefix)
+    def attend(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        """Arguments and result as in CausalSelfAttention, which hides as many of the last keys from a token as there
+        are later tokens, so it hides nothing of a prefix at the start."""
+        B, nh = k.shape[:2]
+        with_prefix = []
+        for prefix, x in ((self.prefix_k, k), (self.prefix_v, v)):
+            prefix = prefix.repeat_interleave(nh // len(prefix), dim=0)  # (nh, rank, hd)
+            prefix = prefix.expand(B, -1, -1, -1).to(x)
+            with_prefix.append(torch.cat((prefix, x), dim=2))  # (B, nh, rank + S, hd)
+        return super().attend(q, *with_prefix)
 
 
 # ----------------------------------------------------------------------------- prompt tuning
 
 
-class PromptedGPT(GPT):
+class PromptedEmbedding(nn.Embedding):
     """Prompt tuning (Lester et al. 2021): a soft prompt of `rank` virtual tokens stands before each text.
     A hard prompt consists of tokens of the vocabulary; the embedding of a virtual token can be any
     vector, and is trained. Unlike a prefix, a soft prompt is read like a text: each block computes its
-    own keys and values from it. It takes `rank` positions of the context.
+    own keys and values from it. It takes `rank` positions of the context."""
 
-    The KV cache keeps ids, so virtual tokens also need ids: V, V + 1 ..., after the vocabulary."""
-
-    def add_prompt(self, rank: int) -> None:  # instead of __init__(): see attach_prompt()
+    def add_prompt(self, rank: int) -> None:  # instead of __init__(): see attach()
         # At first, tokens of the vocabulary, drawn at random
-        table = self.transformer.wte.weight[: self.config.vocab_size]
-        drawn = torch.randint(len(table), (rank,))
-        self.prompt = nn.Parameter(table[drawn].clone())  # (rank, C)
-        self.n_virtual = rank
+        drawn = torch.randint(len(self.weight), (rank,))
+        self.prompt = nn.Parameter(self.weight[drawn].clone())  # (rank, C)
 
-    def hidden_states(self, idx: torch.Tensor, cache=None) -> torch.Tensor:
-        """Arguments and result as in GPT. With an empty KV cache, or none, the virtual tokens are read
-        before idx."""
-        # A compiled step always has cached tokens, and must not read their number: sample.compile_step()
-        if cache is not None and (torch.compiler.is_compiling() or cache.length > 0):
-            return super().hidden_states(idx, cache)
-        V = self.config.vocab_size
-        virtual = torch.arange(V, V + self.n_virtual, device=idx.device)
-        virtual = virtual.expand(len(idx), -1)  # (B, rank)
-        with_prompt = torch.cat((virtual, idx), dim=1)
-        x = super().hidden_states(with_prompt, cache)  # (B, rank + T, C)
-        return x[:, self.n_virtual :]
+    def forward(self, idx: torch.Tensor) -> torch.Tensor:
+        """Ids (B, rank + S), of which the first `rank` are not read -> (B, rank + S, C)"""
+        text = super().forward(idx[:, len(self.prompt) :])
+        prompt = self.prompt.expand(len(idx), -1, -1)
+        return torch.cat((prompt, text), dim=1)
 
-    def embed(self, idx: torch.Tensor) -> torch.Tensor:
-        """Ids (B, S), of which some may be virtual -> (B, S, C). Both tables are read for all ids. An id that
-        is not in a table is clamped to its range, and its vector is then taken from the other table."""
-        V = self.config.vocab_size
-        tokens = super().embed(idx.clamp(max=V - 1))
-        virtual_ids = (idx - V).clamp(min=0)
-        virtual = self.prompt[virtual_ids]
-        is_virtual = idx >= V
-        return torch.where(is_virtual.unsqueeze(2), virtual, tokens)
 
-    def previous_embeddings(self, history: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-        # In the history, V is the id of "no token". Here, all virtual tokens become "no token"
-        return super().previous_embeddings(history.clamp(max=self.config.vocab_size), positions)
+class PromptedGPT(GPT):
+    """A GPT whose token embedding is a PromptedEmbedding. Its config.block_size counts the text alone."""
+
+    def hidden_states(self, idx: torch.Tensor, cache=None, start: int = 0) -> torch.Tensor:
+        """Arguments and result as in GPT. The cache is not used: it has no room for the prompt."""
+        S = idx.shape[1]
+        block_size = self.config.block_size
+        if block_size < S:
+            raise ValueError(f"{S} tokens exceed the context of {block_size}; give only the last tokens")
+        rank = len(self.transformer.wte.prompt)
+        idx = F.pad(idx, (rank, 0), value=self.config.vocab_size)  # for previous-token embeddings, it is "no token"
+        x = self.dropout(self.embed(idx))  # (B, rank + S, C)
+        rope = self.rope_table[:, : rank + S] if self.config.position == "rope" else None
+        for block in self.transformer.h:
+            x = block(x, rope)
+        x = x[:, rank + start :]  # (B, T, C)
+        return self.transformer.ln_f(x)
 
 
 # ----------------------------------------------------------------------------- in a model
 
 
-NEW_LAYERS = (LoRALinear, Adapter, PrefixAttention, PromptedGPT)
+NEW_LAYERS = (LoRALinear, Adapter, PrefixAttention, PromptedEmbedding)
 
 
 def attach(model: GPT, method: str, rank: int, alpha: float = 16.0, targets: str = "qv") -> GPT:
     """Freeze the model's parameters, and add new ones. method: lora, adapter, prefix or prompt. targets:
     LoRA updates the matrices of queries and values (qv), or all matrices of the block. The embeddings
-    and the output layer, which may be tied, stay frozen. Raises ValueError, and for a soft prompt
-    ConfigError."""
+    and the output layer, which may be tied, stay frozen. Raises ValueError."""
     if any(isinstance(module, NEW_LAYERS) for module in model.modules()):
         raise ValueError("the model has parameters of lessons/peft.py already; merge() LoRA, or attach to a new model")
     if method == "lora" and targets not in ("qv", "all"):
@@ -274,17 +235,15 @@ def attach_adapters(block: Block, rank: int) -> None:
 
 
 def attach_prompt(model: GPT, rank: int) -> None:
-    """Add a soft prompt. The rest of the context is left for the text. Raises ConfigError."""
+    """Add a soft prompt. The rest of the context is left for the text. Raises ValueError."""
     config = model.config
-    if config.start_token is not None:
-        hidden = "with document_mask, no document attends to what is before it, such as a soft prompt"
-        raise ConfigError(f"{hidden}; use another method, such as prefix")
     if rank >= config.block_size:
-        raise ConfigError(f"a soft prompt of {rank} tokens fills block_size={config.block_size}; use a lower rank")
-    # From now on, block_size counts the text alone. Tables of positions also have room for the soft prompt
+        raise ValueError(f"a soft prompt of {rank} tokens fills block_size={config.block_size}; use a lower rank")
+    # The tables of positions still have room for the soft prompt
     model.config = replace(config, block_size=config.block_size - rank)
     model.__class__ = PromptedGPT  # keeps its parameters, as in attach()
-    model.add_prompt(rank)
+    model.transformer.wte.__class__ = PromptedEmbedding
+    model.transformer.wte.add_prompt(rank)
 
 
 def merge(model: GPT) -> GPT:
@@ -298,37 +257,5 @@ def merge(model: GPT) -> GPT:
 
 
 def trained_state(model: GPT) -> dict[str, torch.Tensor]:
-    """The parameters that are not frozen. They and the base are all that a checkpoint needs."""
+    """The parameters that are not frozen."""
     return {name: p.detach() for name, p in model.named_parameters() if p.requires_grad}
-
-
-# ----------------------------------------------------------------------------- in a checkpoint
-
-
-def find_base(checkpoint: dict) -> Path:
-    """The file of the model that lessons/finetune.py started from: at its old path, or beside the checkpoint,
-    if the folder was moved. Raises UserError."""
-    base = checkpoint["base"]
-    first_place = Path(base["path"])
-    second_place = Path(checkpoint["folder"], first_place.name)
-    files = [path for path in (first_place, second_place) if path.is_file()]
-    if not files:
-        advice = f"copy it to {second_place}, or run lessons/finetune.py again"
-        raise UserError(f"there is no {first_place}, the base of this checkpoint; {advice}")
-    for path in files:
-        if sha256_of(path) == base["sha256"]:
-            return path
-    raise UserError(f"{files[0]} has changed (its SHA-256 differs); run lessons/finetune.py again")
-
-
-def load_trained(model: GPT, checkpoint: dict) -> None:
-    """Attach the new parameters of a checkpoint to its base, and load them. Raises UserError."""
-    name = checkpoint["name"]
-    trained = checkpoint["model"]
-    try:
-        attach(model, **checkpoint["peft"])
-        model.load_state_dict(trained, strict=False)  # False: the base has its weights already
-    except (TypeError, RuntimeError) as error:  # options that attach() does not have, or weights of other shapes
-        raise UserError(f"{name} does not fit this lessons/peft.py ({error}); run lessons/finetune.py again") from error
-    if trained.keys() != trained_state(model).keys():
-        raise UserError(f"{name} lacks weights, or has unknown ones; run lessons/finetune.py again")

@@ -33,12 +33,11 @@ import torch.nn.functional as F
 from torch import nn
 
 try:
-    from console import NonNegative, option, parse, print_result, print_row, print_table, run
+    from common import run
     from lessons.cells import RecurrentModel
-    from lessons.fit import fit
+    from lessons.kit import parse, print_result, print_row, print_table
+    from lessons.optim import Recipe, fit
     from model import GPT, GPTConfig
-    from optim import Recipe
-    from sample import KVCache, next_logits
 except ModuleNotFoundError as error:
     print(f"error: {error}; in the folder of train.py, type: python lessons/recall.py", file=sys.stderr)
     sys.exit(2)
@@ -46,8 +45,8 @@ except ModuleNotFoundError as error:
 
 @dataclass
 class Options:
-    seed: NonNegative = option(1337, "random seed: the same seed gives the same run")
-    time: bool = option(False, "without training: time a training step and a new token, by the length of the text")
+    seed: int = 1337  # random seed: the same seed gives the same run
+    time: bool = False  # without training: time a training step and a new token, by the length of the text
 
 
 # ----------------------------------------------------------------------------- the two tests
@@ -253,30 +252,20 @@ def training_step(model: nn.Module, T: int) -> Callable:
 def new_token(model: nn.Module, T: int) -> Callable:
     """Return a function that reads one more token after T tokens, and computes the logits (1, V)."""
     idx = torch.randint(VOCAB_SIZE, (1, T + 1))
-    token = idx[:, T:]
-    idx = idx[:, :T]
     if isinstance(model, RecurrentModel):
-        _, states = model(idx)
-
-        def recurrent_step() -> torch.Tensor:
-            logits, _ = model(token[:, 0], states, step=True)
-            return logits
-
-        return recurrent_step
-    cache = KVCache(model, B=1)
-    next_logits(model, cache, idx)
-
-    def step() -> torch.Tensor:
-        cache.length = T  # forgets the token of the previous call
-        return next_logits(model, cache, token)
-
-    return step
+        _, states = model(idx[:, :T])
+        return lambda: model(idx[:, T], states, step=True)[0]
+    config = model.config
+    shape = (1, config.n_head, T + 1, config.head_dim)
+    cache = [(torch.empty(shape), torch.empty(shape)) for _ in range(config.n_layer)]  # keys and values
+    model.hidden_states(idx[:, :T], cache)
+    return lambda: model.lm_head(model.hidden_states(idx, cache, T)[:, -1])
 
 
 def new_token_without_cache(model: GPT, T: int) -> Callable:
     """Return the same kind of function, without a cache: it reads all T + 1 tokens again."""
     idx = torch.randint(VOCAB_SIZE, (1, T + 1))
-    return lambda: model.logits(model.hidden_states(idx)[:, -1])
+    return lambda: model.lm_head(model.hidden_states(idx)[:, -1])
 
 
 def milliseconds(name: str, make_step: Callable) -> list[float]:

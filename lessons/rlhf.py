@@ -1,12 +1,12 @@
 r"""Part 7: learn from preferences: a reward model, PPO, DPO, best of n, and reward hacking.
 
     python lessons/rlhf.py                                          # everything, in four minutes, no download
-    python sample.py --init_from=out/rlhf/ppo.pt --num_samples=20 --stop --temperature=1
+    python sample.py out/rlhf/ppo.pt --temperature=1                # names of the policy that PPO trained
     python lessons/rlhf.py --stage=ppo --beta=0                     # reward hacking: replaces out/rlhf/ppo.pt
 
 It is easy to say which of two answers is better, and hard to write a loss function for "better". So
 people compare answers, and models learn from the comparisons: reinforcement learning from human
-feedback (RLHF). Here the answers are words that a small GPT, the base, invents. A hidden rule takes
+feedback (RLHF). Here the answers are words, names that a small GPT, the base, invents. A hidden rule takes
 the place of people. The models see only which word of a pair won, never the rule, so at the end the
 rule tells what they have learned. Two ways to do it stand side by side: proximal policy optimization
 (PPO), which needs a reward model, and direct preference optimization (DPO), which needs none. Read
@@ -31,7 +31,7 @@ import math
 import re
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
@@ -40,24 +40,11 @@ from torch import nn
 from torch.nn import functional as F
 
 try:
-    from checkpoint import save_model
-    from console import (
-        NonNegative,
-        NonNegativeFloat,
-        UserError,
-        option,
-        parse,
-        print_result,
-        print_row,
-        print_table,
-        run,
-    )
-    from dataset import Dataset, load
-    from lessons.fit import fit
+    from common import Dataset, UserError, run, save_model
+    from lessons.kit import draw_lines, parse, print_result, print_row, print_table
+    from lessons.optim import Recipe, fit, lr_fraction, make_optimizer, set_lr
     from model import GPT, GPTConfig
-    from optim import Recipe, lr_fraction, make_optimizer, set_lr
-    from runtime import keep_freed_memory
-    from sample import generate
+    from prepare_data import load
 except ModuleNotFoundError as error:
     print(f"error: {error}; in the folder of train.py, type: python lessons/rlhf.py", file=sys.stderr)
     sys.exit(2)
@@ -121,11 +108,11 @@ def repetitions(word: str) -> int:
 
 @dataclass
 class Options:
-    stage: Literal[*STAGES] = option("all", "after the reward model, train all policies, or one")
-    dataset: str = option("words", "a list of words: words, names, or your own")
-    beta: NonNegativeFloat = option(0.1, "weight of the KL from the base; 0: off, PPO only")
-    plot: bool = option(False, "draw out/rlhf/rlhf.png")
-    seed: NonNegative = option(1337, "random seed")
+    stage: Literal[*STAGES] = "all"  # after the reward model, train all policies, or one
+    dataset: str = "names"  # a list of words: names, or your own
+    beta: float = 0.1  # weight of the KL from the base; 0: off, PPO only
+    plot: bool = False  # draw out/rlhf/rlhf.png
+    seed: int = 1337  # random seed
 
 
 # ----------------------------------------------------------------------------- words as tensors
@@ -171,7 +158,7 @@ def complete(model: GPT, prompts: torch.Tensor) -> torch.Tensor:
     """Draw words (n, T), which start with prompts (n, 2), at temperature 1: from the distribution that
     log_probs() computes."""
     parts = prompts.split(1000)  # limits memory
-    ids = torch.cat([generate(model, part, MAX_TOKENS - 2) for part in parts])  # (n, T)
+    ids = torch.cat([model.generate(part, MAX_TOKENS - 2) for part in parts])  # (n, T)
     newline = ids[0, 0]
     # The first newline belongs to the prompt, the second ends the word. What follows becomes padding
     newlines = (ids == newline).cumsum(dim=1)  # how many there are up to each token, (n, T)
@@ -652,8 +639,6 @@ def print_comparison(results: dict[str, dict]) -> None:
 
 def draw_plot(curves: dict[str, list[dict]], title: str) -> None:
     """Plot reward and true score against the KL from the base (Gao et al. 2022). curves: {name: points}."""
-    from lessons import plots
-
     panels = []
     for key in ("reward", "true score"):
         lines = {}
@@ -665,7 +650,7 @@ def draw_plot(curves: dict[str, list[dict]], title: str) -> None:
         panel["xscale"] = "symlog"  # logarithmic, and linear near 0
         panels.append(panel)
     path = FOLDER / "rlhf.png"
-    plots.lines(path, *panels, title=title)
+    draw_lines(path, *panels, title=title)
     print(f"\n{path}: reward and true score")
 
 
@@ -677,7 +662,7 @@ def make_task(dataset: str) -> Task:
     data = load(dataset)
     train = read_words(data, "train")
     val = read_words(data, "val")
-    base = GPT(GPTConfig(vocab_size=data.vocab_size, **SHAPE))
+    base = GPT(GPTConfig(vocab_size=data.tokenizer.vocab_size, **SHAPE))
     task = Task(data, train, val, base, known=set())
     words = task.texts(torch.cat((train, val)))
     for word in words:
@@ -699,8 +684,9 @@ def make_task(dataset: str) -> Task:
 def read_words(data: Dataset, split: str) -> torch.Tensor:
     """The words of a split, (n, T), without words that are too long."""
     longest = MAX_TOKENS - 2  # with a newline before and after
-    words = [word for word in data.documents(split) if len(word) <= longest]
-    if not words or not data.has_lines:
+    words = [data.tokenizer.encode(text) for text in data.documents(split)]
+    words = [word for word in words if len(word) <= longest]
+    if not words or data.tokenizer.decode([data.separator]) != "\n":
         raise UserError(f"{data.name} has no lines of up to {longest} tokens; use a list of words")
     newlines = [data.separator] * MAX_TOKENS
     rows = []
@@ -714,18 +700,9 @@ def read_words(data: Dataset, split: str) -> torch.Tensor:
 
 
 def save(name: str, model: GPT, data: Dataset) -> None:
-    """Write a checkpoint. A row of train.py or lessons/evaluate.py has several words, so their attention stops at
-    the start_token, the newline. Here, a row has one word, and rewards() reads at the newline after it."""
     file_name = re.sub(r"\W+", "_", name.lower()) + ".pt"
-    config = replace(model.config, start_token=data.separator)
-    save_model(
-        FOLDER / file_name,
-        model,
-        data.tokenizer,
-        model_config=asdict(config),
-        start_token=data.separator,
-        config={"dataset": data.name},
-    )
+    entries = {"dataset": data.name, "separator": data.separator, "start_token": data.start_token}
+    save_model(FOLDER / file_name, model, data.tokenizer, **entries)
 
 
 def main() -> None:
@@ -733,7 +710,6 @@ def main() -> None:
     options = parse(Options, __doc__)
     if options.beta == 0 and options.stage in ("all", "dpo"):
         raise UserError("--beta=0 has no meaning for DPO; use --stage=ppo, or a larger --beta")
-    keep_freed_memory()
     torch.manual_seed(options.seed)
 
     task = make_task(options.dataset)

@@ -1,6 +1,6 @@
 """Part 2: train a network that carries a state along, and see how far back it learns.
 
-    python lessons/rnn.py                     # a minute: train an LSTM on words, sample new ones
+    python lessons/rnn.py                     # a minute: train an LSTM on names, sample new ones
     python lessons/rnn.py --cell=all --plot   # all six, and how far back their gradients reach
 
 and to watch the loss explode:
@@ -36,25 +36,22 @@ import torch
 import torch.nn.functional as F
 
 try:
-    from console import (
-        Fraction,
-        NonNegative,
-        NonNegativeFloat,
-        Positive,
-        UserError,
-        option,
+    from common import Dataset, UserError, run
+    from lessons.cells import CELLS, HEADS, Elman, LinearCell, RecurrentModel
+    from lessons.kit import (
+        document_edges,
+        draw_lines,
         parse,
         print_losses,
         print_result,
         print_samples,
         print_table,
-        run,
+        read_windows,
+        start_context,
     )
-    from dataset import Dataset, load, start_context
-    from lessons.cells import CELLS, HEADS, Elman, LinearCell, RecurrentModel
-    from lessons.fit import fit
-    from optim import Recipe
-    from windows import document_edges, read_windows
+    from lessons.optim import Recipe, fit
+    from model import check_positive
+    from prepare_data import load
 except ModuleNotFoundError as error:
     print(f"error: {error}; in the folder of train.py, type: python lessons/rnn.py", file=sys.stderr)
     sys.exit(2)
@@ -70,19 +67,22 @@ LAGS = (1, 2, 5, 10, 20, 50, 100)
 
 @dataclass
 class Options:
-    dataset: str = option("words", "a folder in data/, made by prepare_data.py")
-    cell: Literal[*CELLS, "all"] = option("lstm", "the recurrent cell; all: each in turn")
-    n_hidden: NonNegative = option(0, "hidden units per cell; 0: the cell's default, 120 to 288")
-    dropout: Fraction = option(0.1, "fraction of each cell's outputs to drop")
-    max_iters: Positive = option(2000, "training steps")
-    batch_size: Positive = option(64, "documents per step; parts of the text, if it has no documents")
-    optimizer: Literal["adamw", "sgd"] = option("adamw", "update rule; sgd needs a higher learning rate")
-    learning_rate: NonNegativeFloat = option(0.0, "peak learning rate; 0: the cell's default, 0.005 to 0.02")
-    grad_clip: NonNegativeFloat = option(1.0, "gradient clipping threshold (norm); 0: off")
-    bptt: Positive = option(64, "gradients reach back at most this many tokens (BPTT)")
-    plot: bool = option(False, "draw gradients.png into out/rnn_<dataset>/")
-    num_samples: NonNegative = option(20, "number of samples to generate")
-    seed: NonNegative = option(1337, "random seed: the same seed gives the same run")
+    dataset: str = "names"  # a folder in data/, made by prepare_data.py
+    cell: Literal[*CELLS, "all"] = "lstm"  # the recurrent cell; all: each in turn
+    n_hidden: int = 0  # hidden units per cell; 0: the cell's default, 120 to 288
+    dropout: float = 0.1  # fraction of each cell's outputs to drop
+    max_iters: int = 2000  # training steps
+    batch_size: int = 64  # documents per step; parts of the text, if it has no documents
+    optimizer: Literal["adamw", "sgd"] = "adamw"  # update rule; sgd needs a higher learning rate
+    learning_rate: float = 0.0  # peak learning rate; 0: the cell's default, 0.005 to 0.02
+    grad_clip: float = 1.0  # gradient clipping threshold (norm); 0: off
+    bptt: int = 64  # gradients reach back at most this many tokens (BPTT)
+    plot: bool = False  # draw gradients.png into out/rnn_<dataset>/
+    num_samples: int = 20  # number of samples to generate
+    seed: int = 1337  # random seed: the same seed gives the same run
+
+    def __post_init__(self):
+        check_positive(self, "batch_size", "bptt")
 
 
 # ----------------------------------------------------------------------------- a state that is carried along
@@ -267,12 +267,13 @@ def training_windows(data: Dataset, B: int, bptt: int, seed: int) -> Iterator:
     """Yield windows of the training split forever: of all documents in a random order, or of B parts
     of a text, which start at another offset in each epoch."""
     rng = np.random.default_rng(seed)
+    tokens = data.splits["train"]
     while True:
-        largest = min(bptt, len(data.train) // 2)  # in a tiny text, at least half remains
+        largest = min(bptt, len(tokens) // 2)  # in a tiny text, at least half remains
         offset = rng.integers(largest)
-        edges = row_edges(data.train, data.separator, B, offset)
+        edges = row_edges(tokens, data.separator, B, offset)
         order = rng.permutation(len(edges) - 1)
-        yield from parallel_windows(data.train, edges, order, B, bptt)
+        yield from parallel_windows(tokens, edges, order, B, bptt)
 
 
 def train(model: RecurrentModel, data: Dataset, options: Options) -> None:
@@ -369,12 +370,12 @@ def run_cell(cell: str, data: Dataset, options: Options) -> tuple:
     if not options.learning_rate:
         options = replace(options, learning_rate=learning_rate)
     torch.manual_seed(options.seed)
-    model = RecurrentModel(data.vocab_size, cell, n_embd, n_hidden, n_layer, options.dropout)
+    model = RecurrentModel(data.tokenizer.vocab_size, cell, n_embd, n_hidden, n_layer, options.dropout)
     params = model.num_params()
     print(f"\n{cell}: {params:,} parameters", flush=True)
-    norms_before = gradient_norms(model, data.val, data.separator)
+    norms_before = gradient_norms(model, data.splits["val"], data.separator)
     train(model, data, options)
-    norms_after = gradient_norms(model, data.val, data.separator)
+    norms_after = gradient_norms(model, data.splits["val"], data.separator)
     if cell == "rnn":
         x, y, _ = next(training_windows(data, options.batch_size, options.bptt, options.seed))
         difference = check_backward(model, x, y)
@@ -382,9 +383,8 @@ def run_cell(cell: str, data: Dataset, options: Options) -> tuple:
     if options.num_samples > 0:
         print_new_texts(model, data, options)
     losses = {}
-    for split in data.splits:
-        tokens = getattr(data, split)[:EVAL_TOKENS]
-        losses[split] = split_loss(model, tokens, data.separator)
+    for split, tokens in data.splits.items():
+        losses[split] = split_loss(model, tokens[:EVAL_TOKENS], data.separator)
     print_losses(data, losses, EVAL_TOKENS)
     seconds = time.perf_counter() - began
     figures = {"params": params, "losses": losses, "step": options.max_iters, "seconds": seconds}
@@ -398,7 +398,7 @@ def print_new_texts(model: RecurrentModel, data: Dataset, options: Options) -> N
     torch.manual_seed(options.seed)
     samples = sample(model, start * options.num_samples, data.separator)
     texts = [data.tokenizer.decode(tokens) for tokens in samples]
-    print_samples(texts, lines=data.has_lines)
+    print_samples(texts, lines=data.separator not in (None, data.tokenizer.end_id))
 
 
 def relative(norms: np.ndarray) -> np.ndarray:
@@ -422,8 +422,6 @@ def print_gradients(norms: dict[str, np.ndarray]) -> None:
 
 def plot_gradients(norms: dict[str, np.ndarray], dataset: str) -> None:
     """Draw the same norms: a color for each cell, dashed before training."""
-    from lessons import plots
-
     curves = {}
     for i, (name, curve) in enumerate(norms.items()):
         line = "-" if name.endswith("after") else "--"
@@ -441,7 +439,7 @@ def plot_gradients(norms: dict[str, np.ndarray], dataset: str) -> None:
     }
     path = Path("out", f"rnn_{dataset}", "gradients.png")
     title = f"how far back gradients reach: {dataset}"
-    plots.lines(path, panel, title=title, size=(8, 5))
+    draw_lines(path, panel, title=title, size=(8, 5))
     print(f"\n{path}: gradient norms by distance")
 
 
@@ -449,7 +447,6 @@ def main() -> None:
     options = parse(Options, __doc__)
     torch.set_num_threads(1)  # for tensors this small, more threads hardly help
     data = load(options.dataset)
-    data.need(4, "a few predictions")
     cells = CELLS if options.cell == "all" else [options.cell]
     has_heads = any(issubclass(CELLS[cell], LinearCell) for cell in cells)
     n_hidden = options.n_hidden

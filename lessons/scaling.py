@@ -45,24 +45,21 @@ import torch
 import torch.nn.functional as F
 
 try:
-    from console import (
-        NonNegative,
-        Positive,
-        UserError,
-        option,
+    from common import Dataset, UserError, pick_device, run
+    from lessons.kit import (
+        draw_lines,
+        evaluation_windows,
+        mean_loss,
         parse,
         print_result,
         print_row,
         print_table,
         progress,
-        run,
+        read_windows,
     )
-    from dataset import Dataset, load
-    from lessons.fit import fit
-    from model import GPT, GPTConfig
-    from optim import Recipe
-    from runtime import Worker, keep_freed_memory
-    from windows import evaluation_windows, mean_loss, read_windows
+    from lessons.optim import Recipe, fit
+    from model import GPT, GPTConfig, check_positive
+    from prepare_data import load
 except ModuleNotFoundError as error:
     print(f"error: {error}; in the folder of train.py, type: python lessons/scaling.py", file=sys.stderr)
     sys.exit(2)
@@ -89,11 +86,14 @@ TAILS = (0.025, 0.975)
 
 @dataclass
 class Options:
-    dataset: str = option("python", "a folder in data/, made by prepare_data.py")
-    minutes: Positive = option(8, "approximate minutes on two CPU cores: scales the tokens of all runs")
-    device: str = option("auto", "cpu, cuda, cuda:1, mps; auto: the best available")
-    plot: bool = option(False, "draw scaling.png into out/scaling_<dataset>/")
-    seed: NonNegative = option(1337, "random seed of all runs")
+    dataset: str = "python"  # a folder in data/, made by prepare_data.py
+    minutes: int = 8  # approximate minutes on two CPU cores: scales the tokens of all runs
+    device: str = "auto"  # cpu, cuda, cuda:1, mps; auto: the best available
+    plot: bool = False  # draw scaling.png into out/scaling_<dataset>/
+    seed: int = 1337  # random seed of all runs
+
+    def __post_init__(self):
+        check_positive(self, "minutes")
 
 
 # ----------------------------------------------------------------------------- the law and its fit
@@ -265,25 +265,27 @@ def make_recipe(width: int, max_iters: int) -> Recipe:
     )
 
 
-def train_once(width: int, max_iters: int, data: Dataset, worker: Worker, seed: int) -> tuple[int, float]:
+def train_once(width: int, max_iters: int, data: Dataset, device: torch.device, seed: int) -> tuple[int, float]:
     """Train a model. Returns its number of parameters N, and its loss on the validation split."""
     torch.manual_seed(seed)
-    config = GPTConfig(data.vocab_size, n_embd=width, n_layer=N_LAYER, n_head=N_HEAD, block_size=BLOCK_SIZE)
-    model = GPT(config).to(worker.device)
-    loss_function = worker.loss_function(model)
-    n_tokens = len(data.train)
-    batches = iter(choose_windows(n_tokens, max_iters, seed))
+    V = data.tokenizer.vocab_size
+    config = GPTConfig(V, n_embd=width, n_layer=N_LAYER, n_head=N_HEAD, block_size=BLOCK_SIZE)
+    model = GPT(config).to(device)
+    loss_function = lambda x, y: model(x.to(device), y.to(device))[1]
+    tokens = data.splits["train"]
+    batches = iter(choose_windows(len(tokens), max_iters, seed))
 
     def batch_loss() -> torch.Tensor:
         starts = next(batches)  # (B,)
-        x, y = read_windows(data.train, starts, starts + BLOCK_SIZE, BLOCK_SIZE)
+        x, y = read_windows(tokens, starts, starts + BLOCK_SIZE, BLOCK_SIZE)
         return loss_function(x, y)
 
     recipe = make_recipe(width, max_iters)
     fit(model, batch_loss, recipe, lines=0)
-    windows = evaluation_windows(data.val, data.separator, BLOCK_SIZE, EVAL_TOKENS)
-    loss = mean_loss(model, loss_function, data.val, windows, 4 * BATCH_SIZE, worker)
-    return model.num_params(non_embedding=True), loss
+    val = data.splits["val"]
+    windows = evaluation_windows(val, data.separator, BLOCK_SIZE, EVAL_TOKENS)
+    loss = mean_loss(model, loss_function, val, windows, 4 * BATCH_SIZE)
+    return model.num_params() - model.transformer.wte.weight.numel(), loss
 
 
 def choose_windows(n_tokens: int, max_iters: int, seed: int) -> np.ndarray:
@@ -461,8 +463,6 @@ def print_best_sizes_if_served(law: Law, compute: float) -> None:
 def draw(runs: np.ndarray, law: Law, path: Path) -> None:
     """Plot the losses of the runs by compute, a curve per width; and isoFLOP curves by the law: the loss by the size of
     the model, for the compute of the middle width at each budget of tokens."""
-    from lessons import plots  # here, because matplotlib is optional
-
     N, D, L = runs
     # A row for each budget of tokens, a column for each width
     compute = cost(N, D).reshape(-1, len(WIDTHS))
@@ -491,19 +491,20 @@ def draw(runs: np.ndarray, law: Law, path: Path) -> None:
     right["xlabel"] = "N, parameters without embeddings"
     right["xticks"] = (30_000, 100_000, 300_000)
     right["xticklabels"] = ("30k", "100k", "300k")
-    plots.lines(path, left, right)
+    draw_lines(path, left, right)
 
 
-def train_all(options: Options, data: Dataset, worker: Worker) -> tuple[np.ndarray, float]:
+def train_all(options: Options, data: Dataset, device: torch.device) -> tuple[np.ndarray, float]:
     """Train all runs, and print a row for each. Before the last one, print its prediction; after it, how good that was.
     Returns the runs (3, n) and the prediction. Raises UserError if the text is too short."""
     tokens_per_step = BATCH_SIZE * BLOCK_SIZE
     needed = options.minutes * STEPS[-1] * tokens_per_step
-    if len(data.train) <= needed:
-        few = f"the largest run needs {needed:,} tokens, and {data.name} has {len(data.train):,}"
+    n_tokens = len(data.splits["train"])
+    if n_tokens <= needed:
+        few = f"the largest run needs {needed:,} tokens, and {data.name} has {n_tokens:,}"
         raise UserError(f"{few} to train on; use a longer text, or fewer --minutes")
     n_runs = len(STEPS) * len(WIDTHS)
-    print(f"{data.name}: {n_runs} runs on {worker}")
+    print(f"{data.name}: {n_runs} runs on {device}")
     print("N: parameters without embeddings; D: training tokens")
     print_row("width", ["N", "D", "val loss", "seconds"], first=5)
     runs = []
@@ -513,7 +514,7 @@ def train_all(options: Options, data: Dataset, worker: Worker) -> tuple[np.ndarr
             predicted, low, high = predict_largest(others, options.seed)
         began = time.perf_counter()
         max_iters = options.minutes * steps
-        N, loss = train_once(width, max_iters, data, worker, options.seed)
+        N, loss = train_once(width, max_iters, data, device, options.seed)
         D = max_iters * tokens_per_step
         runs.append((N, D, loss))
         seconds = time.perf_counter() - began
@@ -528,11 +529,10 @@ def train_all(options: Options, data: Dataset, worker: Worker) -> tuple[np.ndarr
 
 def main() -> None:
     options = parse(Options, __doc__)
-    keep_freed_memory()
     began = time.perf_counter()
-    worker = Worker.pick(options.device, "float32")
+    device, _ = pick_device(options.device)
     data = load(options.dataset)
-    runs, predicted = train_all(options, data, worker)
+    runs, predicted = train_all(options, data, device)
     compare_laws(runs)
     law = fit_law(runs)
     print_constants(law, runs, options.seed)

@@ -37,11 +37,10 @@ import torch.nn as nn
 from torch.nn import functional as F
 
 try:
-    from console import NonNegative, Positive, UserError, option, parse, print_result, run
-    from lessons.fit import fit
-    from model import Block, ConfigError, GPTConfig, make_norm, sinusoid_table
-    from optim import Recipe
-    from windows import pad_rows
+    from common import UserError, make_config, run
+    from lessons.kit import draw_attention, pad_rows, parse, print_result
+    from lessons.optim import Recipe, fit
+    from model import Block, CausalSelfAttention, GPTConfig, make_norm, rope_angles
 except ModuleNotFoundError as error:
     print(f"error: {error}; in the folder of train.py, type: python lessons/seq2seq.py", file=sys.stderr)
     sys.exit(2)
@@ -62,14 +61,14 @@ ORIGINAL = {"position": "none", "activation": "relu", "bias": True, "qk_norm": F
 
 @dataclass
 class Options:
-    task: Literal["dates", "reverse"] = option("dates", "what to do with the source")
-    attention: bool = option(True, "cross-attention; false: the decoder cannot see the source")
-    rnn: bool = option(False, "two GRUs of one layer instead: the decoder gets one vector of the encoder")
-    n_layer: Positive = option(2, "number of blocks of the encoder, and of the decoder")
-    n_head: Positive = option(4, "attention heads: 1, 2, 4, 8 ... 64")
-    max_iters: Positive = option(1500, "training steps")
-    seed: NonNegative = option(1337, "random seed for initialization and examples")
-    plot: bool = option(False, "draw the cross-attention: out/seq2seq_<task>/alignment.png")
+    task: Literal["dates", "reverse"] = "dates"  # what to do with the source
+    attention: bool = True  # cross-attention; false: the decoder cannot see the source
+    rnn: bool = False  # two GRUs of one layer instead: the decoder gets one vector of the encoder
+    n_layer: int = 2  # number of blocks of the encoder, and of the decoder
+    n_head: int = 4  # attention heads: 1, 2, 4, 8 ... 64
+    max_iters: int = 1500  # training steps
+    seed: int = 1337  # random seed for initialization and examples
+    plot: bool = False  # draw the cross-attention: out/seq2seq_<task>/alignment.png
 
 
 # ----------------------------------------------------------------------------- cross-attention
@@ -116,17 +115,26 @@ class CrossAttention(nn.Module):
         return x.transpose(1, 2)
 
 
+class MaskedAttention(CausalSelfAttention):
+    """Self-attention with any mask, (B, 1, 1, T) or (T, T), which is added to the scores."""
+
+    def attend(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        return F.scaled_dot_product_attention(q, k, v, self.mask)
+
+
 class PostNormBlock(Block):
     """The block of a GPT, except that each sublayer's output is added to its input, and then
     normalized. A block of the decoder also has cross-attention, between self-attention and MLP."""
 
     def __init__(self, config: GPTConfig, cross: bool):
         super().__init__(config)
+        self.attn.__class__ = MaskedAttention  # the same weights, another attend()
         self.cross = CrossAttention(config) if cross else None
         self.ln_cross = make_norm(config) if cross else None
 
     def forward(self, x: torch.Tensor, mask: torch.Tensor, memory=None, source_mask=None):
-        x = self.ln_1(x + self.attn(x, mask=mask))
+        self.attn.mask = mask
+        x = self.ln_1(x + self.attn(x))
         if self.cross:
             x = self.ln_cross(x + self.cross(x, memory, source_mask))
         return self.ln_2(x + self.mlp(x))
@@ -136,11 +144,10 @@ class PostNormBlock(Block):
 
 
 class Transformer(nn.Module):
-    """Encoder and decoder of Vaswani et al. 2017: norms after the addition (post-norm), sinusoidal
-    positions, ReLU, biases, one embedding table for source and target. Some things are simpler here.
-    There is no dropout and no label smoothing, as new examples are drawn for each step. The output layer
-    has weights of its own.
-    With attention=False, there is no encoder and no cross-attention: it is a GPT."""
+    """Encoder and decoder of Vaswani et al. 2017: norms after the addition (post-norm), sinusoidal positions, ReLU,
+    biases, one embedding table for source and target. Some things are simpler here. There is no dropout and no label
+    smoothing, as new examples are drawn for each step. The output layer has weights of its own. With attention=False,
+    there is no encoder and no cross-attention: it is a GPT."""
 
     def __init__(self, config: GPTConfig, attention: bool = True):
         super().__init__()
@@ -150,16 +157,12 @@ class Transformer(nn.Module):
         self.register_buffer("positions", positions)
         self.encoder = nn.ModuleList()
         if attention:
-            for _ in range(config.n_layer):
-                self.encoder.append(PostNormBlock(config, cross=False))
-        self.decoder = nn.ModuleList()
-        for _ in range(config.n_layer):
-            self.decoder.append(PostNormBlock(config, cross=attention))
+            self.encoder.extend(PostNormBlock(config, cross=False) for _ in range(config.n_layer))
+        self.decoder = nn.ModuleList(PostNormBlock(config, cross=attention) for _ in range(config.n_layer))
         self.lm_head = nn.Linear(config.n_embd, config.vocab_size, bias=False)
 
     def encode(self, source: torch.Tensor) -> torch.Tensor:
         """source (B, S) -> the memory (B, S, C), to which the decoder attends."""
-        # With this mask, attention is not causal: in model.py, it is causal only if it gets no mask
         mask = hide_padding(source)
         x = self.embed(source)
         for block in self.encoder:
@@ -184,6 +187,13 @@ class Transformer(nn.Module):
         """Token ids (B, T) -> embeddings with their positions (B, T, C)."""
         T = idx.shape[1]
         return self.wte(idx) + self.positions[:T]
+
+
+def sinusoid_table(T: int, channels: int) -> torch.Tensor:
+    """sin and cos of each angle of rope_angles(), interleaved, (T, channels). Row t belongs to position t."""
+    angles = rope_angles(T, channels)  # (T, channels / 2)
+    pairs = torch.stack((angles.sin(), angles.cos()), dim=-1)  # (T, channels / 2, 2)
+    return pairs.flatten(1).to(torch.get_default_dtype())
 
 
 def hide_padding(source: torch.Tensor) -> torch.Tensor:
@@ -216,8 +226,7 @@ def make_batch(examples: list[tuple[str, str]]) -> tuple:
 
 
 def teacher_forcing_loss(model: nn.Module, examples: list, reduction: str = "mean") -> torch.Tensor:
-    """The cross-entropy in nats, of each token given the correct tokens before it: the mean per token,
-    or the sum."""
+    """The cross-entropy in nats, of each token given the correct tokens before it: the mean per token, or the sum."""
     source, idx, targets = make_batch(examples)
     logits = model(source, idx)  # (B, T, V)
     return F.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=-1, reduction=reduction)
@@ -273,9 +282,8 @@ def have_ended(idx: torch.Tensor) -> torch.Tensor:
 
 
 def continue_beams(idx: torch.Tensor, log_p: torch.Tensor, next_log_p: torch.Tensor) -> tuple:
-    """Continue each beam by each token, whose log-probabilities are next_log_p (B, W, V). The W most
-    likely of the W V results are the new beams; returns their idx and log_p. For a source with two beams,
-    and two tokens:
+    """Continue each beam by each token, whose log-probabilities are next_log_p (B, W, V). The W most likely of the W V
+    results are the new beams; returns their idx and log_p. For a source with two beams, and two tokens:
 
         beam    log_p    continued by    log_p, together
         2 0     -0.1     3, -0.2         -0.3               the new first beam: 2 0 3
@@ -459,8 +467,6 @@ def print_lengths(model: nn.Module, rng: random.Random) -> None:
 def plot_alignment(model: Transformer, examples: list, path: Path) -> None:
     """Draw what the decoder attends to in the longest source while it predicts each token of the target (a
     row), per block and head."""
-    from lessons import plots
-
     example = max(examples, key=lambda example: len(example[0]))
     source, target = example
     tokens, idx, _ = make_batch([example])
@@ -468,7 +474,7 @@ def plot_alignment(model: Transformer, examples: list, path: Path) -> None:
     weights = torch.cat([block.cross.attention_weights for block in model.decoder])  # (n_layer, nh, T, S)
     rows = [*target, "end"]
     columns = [*source]
-    plots.attention(weights.numpy(), rows, path, columns)
+    draw_attention(weights.numpy(), rows, path, columns)
     print(f"\nplot: {path}")
 
 
@@ -479,14 +485,8 @@ def main() -> None:
     if options.plot and not has_attention:
         raise UserError("--plot draws the cross-attention; leave out --rnn and --attention=false")
     task = options.task
-    config = GPTConfig(
-        vocab_size=len(CHARACTERS),
-        block_size=BLOCK_SIZE,
-        n_layer=options.n_layer,
-        n_head=options.n_head,
-        n_embd=N_EMBD,
-        **ORIGINAL,
-    )
+    shape = {"n_layer": options.n_layer, "n_head": options.n_head, "n_embd": N_EMBD}
+    config = make_config(GPTConfig, {"vocab_size": len(CHARACTERS), "block_size": BLOCK_SIZE, **shape, **ORIGINAL})
     torch.manual_seed(options.seed)
     if options.rnn:
         kind = "rnn"
@@ -520,4 +520,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    run(main, ConfigError)
+    run(main)

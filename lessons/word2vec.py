@@ -43,29 +43,16 @@ import time
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Annotated
 
 import numpy as np
 import torch
 from torch.nn import functional as F
 
 try:
-    from checkpoint import load_model
-    from console import (
-        NonNegative,
-        PathStr,
-        Positive,
-        UserError,
-        did_you_mean,
-        option,
-        parse,
-        print_result,
-        print_row,
-        run,
-    )
-    from dataset import Dataset, load
-    from model import GPT
-    from tokenizer import CharTokenizer, Tokenizer
+    from common import CharTokenizer, Dataset, UserError, load_model, run
+    from lessons.kit import parse, print_result, print_row
+    from model import GPT, check_positive
+    from prepare_data import load
 except ModuleNotFoundError as error:
     print(f"error: {error}; in the folder of train.py, type: python lessons/word2vec.py", file=sys.stderr)
     sys.exit(2)
@@ -114,12 +101,15 @@ ANALOGIES = (
 
 @dataclass
 class Options:
-    dataset: str = option("python", "a folder in data/, made by prepare_data.py")
-    window: Annotated[int, 1, 50] = option(5, "largest distance of a context, in words after subsampling")
-    epochs: Positive = option(3, "passes over the text")
-    seed: NonNegative = option(1337, "random seed for pairs and initialization")
-    near: str = option("", "a word whose nearest neighbors to show")
-    gpt: PathStr = option("", "a run of train.py on Python code, whose vectors to compare")
+    dataset: str = "python"  # a folder in data/, made by prepare_data.py
+    window: int = 5  # largest distance of a context, in words after subsampling
+    epochs: int = 3  # passes over the text
+    seed: int = 1337  # random seed for pairs and initialization
+    near: str = ""  # a word whose nearest neighbors to show
+    gpt: str = ""  # a run of train.py on Python code, whose vectors to compare
+
+    def __post_init__(self):
+        check_positive(self, "window", "epochs")
 
 
 # ----------------------------------------------------------------------------- skip-gram with negative sampling
@@ -309,7 +299,7 @@ def subsample(ids: np.ndarray, rng: np.random.Generator) -> np.ndarray:
 def read_words(data: Dataset) -> tuple:
     """Return the text of the training split, in lower case unless it is Python code, and its words as
     number_words() returns them. Print how many there are."""
-    tokens = data.train[:MAX_TOKENS]
+    tokens = data.splits["train"][:MAX_TOKENS]
     text = data.tokenizer.decode(tokens.tolist())
     if "def __init__" not in text:  # it is no Python code
         text = text.lower()
@@ -319,7 +309,7 @@ def read_words(data: Dataset) -> tuple:
         documents = text.split(between)
     vocab, ids, document_ids = number_words(documents, MIN_COUNT)
     distinct = f"{len(ids):,} words, {len(vocab):,} of them distinct"
-    print(f"{data.name}: {distinct}, in {len(tokens):,} of {len(data.train):,} tokens")
+    print(f"{data.name}: {distinct}, in {len(tokens):,} of {len(data.splits['train']):,} tokens")
     return text, vocab, ids, document_ids
 
 
@@ -516,7 +506,7 @@ def letter_counts(words: list[str]) -> torch.Tensor:
 
 
 @torch.inference_mode()
-def gpt_vectors(model: GPT, tokenizer: Tokenizer, text: str, words: list[str], rng: np.random.Generator) -> tuple:
+def gpt_vectors(model: GPT, tokenizer, text: str, words: list[str], rng: np.random.Generator) -> tuple:
     """Return two kinds of vectors of m words from a GPT, (m, C) each. Static: the mean of the embeddings
     of a word's tokens, which are its letters if the GPT reads characters. Contextual: the last hidden
     state at a word's last token, averaged over OCCURRENCES of the word. It depends on the text before."""
@@ -537,7 +527,7 @@ def gpt_vectors(model: GPT, tokenizer: Tokenizer, text: str, words: list[str], r
     return torch.stack(static), torch.stack(contextual)
 
 
-def hidden_states(model: GPT, tokenizer: Tokenizer, text: str, ends: list[int], n: int, rng) -> torch.Tensor:
+def hidden_states(model: GPT, tokenizer, text: str, ends: list[int], n: int, rng) -> torch.Tensor:
     """Return the last hidden states at the end of a word, (n, C). The word's occurrences end at `ends` in
     the text; n of them are chosen at random, or all if there are fewer."""
     T = model.config.block_size
@@ -561,7 +551,7 @@ def hidden_states(model: GPT, tokenizer: Tokenizer, text: str, ends: list[int], 
 
 
 @torch.inference_mode()
-def show_two_senses(model: GPT, tokenizer: Tokenizer, text: str, rng: np.random.Generator) -> None:
+def show_two_senses(model: GPT, tokenizer, text: str, rng: np.random.Generator) -> None:
     """Print the mean cosine of a keyword's hidden states in statements, such as "for line in file:", in comments,
     such as "# needed for this", and across both. A vector of skip-gram would give 1 everywhere."""
     print("\none word in two senses: the mean cosine of its hidden states")
@@ -592,8 +582,7 @@ def check(options: Options, name: str, vocab: list[str], n_pairs: int, class_of:
         wrong = f"{name} has no two words near each other that both occur {MIN_COUNT} times or more"
         raise UserError(f"{wrong}; use a text such as python or shakespeare")
     if options.near and options.near not in vocab:
-        similar = did_you_mean(options.near, vocab)
-        raise UserError(f"{options.near} occurs fewer than {MIN_COUNT} times in {name}{similar}; use another word")
+        raise UserError(f"{options.near} occurs fewer than {MIN_COUNT} times in {name}; use another word")
     if options.gpt and not class_of:
         raise UserError(f"--gpt compares words of Python, and {name} has none; leave it out")
 

@@ -1,8 +1,8 @@
 """Which files of this folder does a script load when it runs, and how many lines have they?
 
-    python tests/carried.py train.py                     # a tiny run on prepared data
-    python tests/carried.py ngram.py --dataset=words     # with options of your own
-    python tests/carried.py lessons/mlm.py --dataset=names
+    python tests/carried.py train.py                 # a tiny run on prepared data
+    python tests/carried.py ngram.py --n=4           # with options of your own
+    python tests/carried.py lessons/rnn.py
 
 Whoever forks a script carries these files. They are what Python has imported at the end of a real run, so
 an import inside of a function counts if the function was called. No test depends on the numbers.
@@ -17,7 +17,7 @@ import tempfile
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-TINY_TRAINING = ["--dataset=words", "--n_layer=1", "--n_embd=16", "--max_iters=2", "--eval_tokens=500"]
+TINY_TRAINING = ["--n_layer=1", "--n_embd=16", "--max_iters=2", "--eval_tokens=500"]
 OPTIONS = {
     "train.py": [*TINY_TRAINING, "--out_dir=out/second"],
     "sample.py": ["--max_new_tokens=20"],

@@ -1,7 +1,6 @@
 """What the tests share: an empty working folder each, the scripts as a user runs them, and small texts."""
 
 import functools
-import http.server
 import itertools
 import json
 import os
@@ -9,7 +8,6 @@ import random
 import re
 import subprocess
 import sys
-import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -17,21 +15,16 @@ import pytest
 import tiktoken
 import torch
 
-import console
-import model
+import common
 import prepare_data
-import runtime
-import windows
-from lessons import bpe, plots
+from lessons import kit
 
 torch.set_num_threads(1)  # the tests' tensors are too small to share out
 # The tests mean the CPU: on a GPU, --device=auto would take that one. start() sees to other processes.
-best_device, runtime.best_device = runtime.best_device, lambda: "cpu"
+torch.accelerator.current_accelerator = lambda check_available=False: None
 os.environ["CUDA_VISIBLE_DEVICES"] = ""
 for card in (torch.cuda, torch.xpu, torch.mtia):  # torch.manual_seed() notes the stack for each, even if there is none
     card.manual_seed_all = lambda seed: None
-if dtype := os.environ.get("TEST_AUTO_DTYPE"):  # what --dtype=auto finds in this process: bfloat16, or float32
-    runtime.has_bfloat16_units = lambda: dtype == "bfloat16"
 
 NAMES = ["emma", "olivia", "ava", "isabella", "sophia", "mia", "amelia", "ella", "mila", "aria", "liam", "emil", "a"]
 
@@ -91,6 +84,8 @@ def gpt2_vocabulary(monkeypatch):
 
 @functools.cache
 def stand_in() -> tiktoken.Encoding:
+    from lessons import bpe
+
     pairs = itertools.islice(itertools.product(range(256), repeat=2), 50_000)
     ranks = {bytes([i]): i for i in range(256)} | {bytes(pair): i for i, pair in enumerate(pairs, start=256)}
     more = {"pat_str": bpe.GPT2_PATTERN, "special_tokens": {"<|endoftext|>": 50_256}}
@@ -132,52 +127,6 @@ def safetensors(tensors: dict[str, torch.Tensor], spaces: int = 0, header: Calla
     return len(text).to_bytes(8, "little") + text + b"".join(parts)
 
 
-@pytest.fixture
-def server():
-    """A server on this machine that sends `body`, as badly as its attributes say. Its log holds (path, Range) pairs."""
-
-    class Handler(http.server.BaseHTTPRequestHandler):
-        def do_GET(self):
-            server.log.append((self.path, self.headers["Range"]))
-            if server.status:
-                return self.send_error(server.status)
-            if self.path in server.redirects:
-                to, sha256 = server.redirects[self.path]
-                self.send_response(302)
-                self.send_header("Location", to)
-                self.send_header("X-Linked-Etag", f'"{sha256}"')
-                self.send_header("Content-Length", "0")
-                return self.end_headers()
-            if server.files is not None and self.path not in server.files:
-                return self.send_error(404)
-            body = server.body if server.files is None else server.files[self.path]
-            start = int(re.match(r"bytes=(\d+)-", self.headers["Range"])[1]) if self.headers["Range"] else 0
-            if not server.ranges:
-                start = 0
-            if start >= len(body):
-                return self.send_error(416)
-            self.send_response(206 if start else 200)
-            self.send_header("Content-Length", str(len(body) - start))
-            for name, value in server.headers.items():
-                self.send_header(name, value)
-            self.end_headers()
-            end = start + server.breaks_after.pop(0) if server.breaks_after else len(body)
-            self.wfile.write(body[start:end])
-
-        def log_message(self, *_):
-            pass
-
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    server.body, server.status, server.ranges = bytes(range(256)) * 4000, 0, True
-    server.breaks_after, server.log = [], []
-    server.files, server.redirects, server.headers = None, {}, {}  # path -> body, in place of one body for all
-    server.url = f"http://127.0.0.1:{server.server_port}/file"
-    threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
-    yield server
-    server.shutdown()
-    server.server_close()
-
-
 def slashes(text: str) -> str:
     """What was printed, with the paths of Windows as on other systems."""
     return re.sub(r"(?<=\w)\\(?=\w)", "/", text) if os.name == "nt" else text
@@ -208,7 +157,7 @@ def call(monkeypatch, capsys):
         capsys.readouterr()
         status = 0
         try:
-            console.run(module.main, model.ConfigError)
+            common.run(module.main)
         except SystemExit as leaving:
             status = leaving.code
         return status, *map(slashes, capsys.readouterr())
@@ -240,11 +189,10 @@ def result(out: str) -> dict[str, str]:
 
 
 def loss_of(model_, dataset, split: str, n_tokens: int = 0, batch_size: int = 8) -> float:
-    """The mean loss over a split, in this process alone."""
-    alone = runtime.Worker(torch.device("cpu"), torch.float32)
-    tokens = getattr(dataset, split)
-    spans = windows.evaluation_windows(tokens, dataset.separator, model_.config.block_size, n_tokens)
-    return windows.mean_loss(model_, lambda x, y: model_(x, y)[1], tokens, spans, batch_size, alone)
+    """The mean loss over a split, in windows that never span two documents."""
+    tokens = dataset.splits[split]
+    spans = kit.evaluation_windows(tokens, dataset.separator, model_.config.block_size, n_tokens)
+    return kit.mean_loss(model_, lambda x, y: model_(x, y)[1], tokens, spans, batch_size)
 
 
 class Malicious:
@@ -257,8 +205,8 @@ class Malicious:
 @pytest.fixture
 def figures(monkeypatch):
     """The plots that a test draws: a list of (figure, path)."""
-    drawn, save = [], plots.save
-    monkeypatch.setattr(plots, "save", lambda figure, path: (drawn.append((figure, path)), save(figure, path)))
+    drawn, save = [], kit.save_plot
+    monkeypatch.setattr(kit, "save_plot", lambda figure, path: (drawn.append((figure, path)), save(figure, path)))
     return drawn
 
 

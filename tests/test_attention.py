@@ -17,8 +17,8 @@ import attention
 import model as model_file
 import prepare_data
 from attention import Attention, Block, Transformer, attention_backward, by_tiles, causal_softmax, head
-from dataset import load
 from model import GPT, CausalSelfAttention, GPTConfig
+from prepare_data import load
 
 PLAIN = {"bias": False, "qk_norm": False, "position": "none", "norm": "layernorm"}
 
@@ -214,7 +214,7 @@ def test_positions_have_the_properties_that_it_names(out):
 
 
 def test_positions_are_those_of_the_gpt(double):
-    """RoPE turns by an angle, ALiBi's slope is 1/2, and T5 has its scalars."""
+    """RoPE turns by an angle; ALiBi's slope is 1/2, and T5 has its scalars."""
     x, encoded = torch.randn(6, 32), attention.PositionedHead()
     at = torch.arange(6)
     q, k, distance = x @ encoded.Wq, x @ encoded.Wk, at[:, None] - at
@@ -224,8 +224,8 @@ def test_positions_are_those_of_the_gpt(double):
     expected = {
         "none": plain,
         "RoPE": turned[0] @ turned[1].T / math.sqrt(8),
-        "ALiBi": plain - model_file.alibi_slopes(8)[0].double() * distance,  # the first head's slope is 1/2
-        "T5": plain + encoded.scalars[model_file.t5_bucket(distance)],
+        "ALiBi": plain - distance / 2,
+        "T5": plain + encoded.scalars[distance.clamp(min=0)],
     }
     for kind, scores in expected.items():
         found = encoded.scores(kind, x, at)
@@ -234,7 +234,7 @@ def test_positions_are_those_of_the_gpt(double):
         torch.testing.assert_close(encoded.last_output(kind, x, at), last, rtol=1e-6, atol=1e-6, msg=kind)
     with_vectors = encoded.scores("none", x + encoded.vectors[10:16], at)
     torch.testing.assert_close(encoded.scores("learned", x, at + 10), with_vectors)
-    waves = model_file.sinusoid_table(6, 32)
+    waves = attention.sinusoid_table(6, 32)
     torch.testing.assert_close(encoded.scores("sinusoidal", x, at), encoded.scores("none", x + waves, at))
 
 
@@ -405,7 +405,7 @@ def test_training_compares_the_parts(call, data, only_training, trained, monkeyp
     with_norms = [any("ln_" in name for name, _ in model.named_parameters()) for model in trained[2:]]
     assert with_norms == [False] * 4 + [True]
     dataset, printed = load("tiny"), []
-    tokens = torch.from_numpy(dataset.val.astype(np.int64))
+    tokens = torch.from_numpy(dataset.splits["val"].astype(np.int64))
     T = attention.BLOCK_SIZE
     for row, label, model in zip(rows, names, trained, strict=True):
         n, _, loss = re.match(rf"{label} +([\d,]+) +(\S+) +(\S+) ", row).groups()
@@ -427,7 +427,7 @@ def train_deep(call, trained, steps: int) -> tuple[float, dict[str, list[float]]
     assert status == 0, err
     uniform = float(re.search(rf"after {steps} steps; uniform: (\S+)$", out, flags=re.M)[1])
     rows = {name: numbers(part(out, 8), name) for name in ("no residual", "residual, post-norm", "residual, pre-norm")}
-    held_out = attention.to_tensor(load("tiny").val)
+    held_out = attention.to_tensor(load("tiny").splits["val"])
     assert rows["residual, pre-norm"][2] == pytest.approx(attention.estimate_loss(trained[8], held_out, 32), abs=1e-3)
     return uniform, rows
 
@@ -435,7 +435,7 @@ def train_deep(call, trained, steps: int) -> tuple[float, dict[str, list[float]]
 def test_twelve_blocks_are_trained_with_each_norm_and_rate(call, data, only_training, trained, monkeypatch):
     monkeypatch.setattr(attention, "training", lambda *_: None)
     uniform, rows = train_deep(call, trained, steps=1)
-    assert uniform == pytest.approx(math.log(load("tiny").vocab_size), abs=1e-3)
+    assert uniform == pytest.approx(math.log(load("tiny").tokenizer.vocab_size), abs=1e-3)
     assert len(trained) == 9 and all(len(model.blocks) == 12 for model in trained)
     assert [model.blocks[0].norm for model in trained] == [None] * 3 + ["post"] * 3 + ["pre"] * 3
     assert all(len(set(losses)) == 3 for name, losses in rows.items() if name != "no residual")
@@ -462,12 +462,12 @@ def test_batches_are_windows_from_everywhere_and_their_next_tokens():
 
 def test_training_teaches_the_bigram_what_counting_knows(data):
     dataset = load("tiny")
-    tokens = torch.from_numpy(dataset.train.astype(np.int64))
-    V = dataset.vocab_size
+    tokens = torch.from_numpy(dataset.splits["train"].astype(np.int64))
+    V = dataset.tokenizer.vocab_size
     bigram = torch.nn.Embedding(V, V)
     attention.train(bigram, tokens, 32, 500, lr=0.1)
     N = np.zeros((V, V))
-    np.add.at(N, (dataset.train[:-1], dataset.train[1:]), 1)
+    np.add.at(N, (dataset.splits["train"][:-1], dataset.splits["train"][1:]), 1)
     counted = -(N * np.log(N / N.sum(axis=1, keepdims=True), where=N > 0, out=np.zeros((V, V)))).sum() / N.sum()
     loss = F.cross_entropy(bigram(tokens[:-1]), tokens[1:]).item()
     assert counted - 1e-6 < loss < counted + 0.02
@@ -508,10 +508,10 @@ def test_the_plot_shows_the_weights_of_a_trained_head(call, only_training, train
     wei = of_head.axes[0].images[0].get_array().data
     assert wei.shape == (20, 20) and (np.triu(wei, 1) == 0).all()
     one = trained[2]  # after the bigram model and the MLP
-    one(torch.from_numpy(load("list").val[None, :20].astype(np.int64)))
+    one(torch.from_numpy(load("list").splits["val"][None, :20].astype(np.int64)))
     assert np.array_equal(wei, one.blocks[0].attention.wei[0, 0].detach().numpy()) and wei.std() > 0.05
     waves, products = (axes.images[0].get_array().data for axes in of_positions.axes)
-    assert np.array_equal(waves, model_file.sinusoid_table(64, 64)) and np.allclose(products, waves @ waves.T)
+    assert np.array_equal(waves, attention.sinusoid_table(64, 64)) and np.allclose(products, waves @ waves.T)
 
 
 def test_the_same_seed_gives_the_same_numbers(call, data, only_training, monkeypatch):
@@ -529,12 +529,12 @@ def test_the_data_is_looked_at_before_the_steps(fails, monkeypatch):
     monkeypatch.setattr(attention, "averages", lambda: pytest.fail("it has begun"))
     Path("wide.txt").write_text("".join(map(chr, range(0x4E00, 0x4E00 + 2100))) * 2, encoding="utf-8")
     prepare_data.prepare("wide.txt")
-    assert "wide has 2,100 tokens, and 2,048 are the most here; use" in fails(attention, "--dataset=wide")
+    assert "wide has 2,101 tokens, and 2,048 are the most here; use" in fails(attention, "--dataset=wide")
     Path("ten.txt").write_text("\n".join("abcdefghij"))
     prepare_data.prepare("ten.txt", documents="lines")
     error = fails(attention, "--dataset=ten")
-    assert "the train split of ten has 17 tokens, too few for windows of 32 tokens (33 needed)" in error
-    assert "no dataset data/nothing" in fails(attention, "--dataset=nothing")
+    assert "a split of ten is too short for windows of 32 tokens; use" in error
+    assert "data/nothing has no meta.json" in fails(attention, "--dataset=nothing")
 
 
 def test_a_plot_needs_training(fails):

@@ -15,8 +15,8 @@ import bigram
 import ngram
 import prepare_data
 from bigram import closest_smoothing, count_pairs, learn, make_pairs, mean_nll, probabilities, sample
-from dataset import load
-from windows import counting_losses
+from lessons.kit import counting_losses
+from prepare_data import load
 
 pytestmark = pytest.mark.usefixtures("data")  # data/tiny, a text, and data/list, documents
 
@@ -27,7 +27,7 @@ pytestmark = pytest.mark.usefixtures("data")  # data/tiny, a text, and data/list
 def lines_of(name: str) -> dict[str, list[str]]:
     """The words of each split of a dataset: what stands between two newlines."""
     dataset = load(name)
-    texts = {split: dataset.tokenizer.decode(getattr(dataset, split).tolist()) for split in dataset.splits}
+    texts = {split: dataset.tokenizer.decode(tokens.tolist()) for split, tokens in dataset.splits.items()}
     return {split: text.strip("\n").split("\n") for split, text in texts.items()}
 
 
@@ -225,11 +225,11 @@ def test_the_words_that_are_printed_are_those_of_the_table_and_of_the_seed(call)
 
 
 @pytest.mark.slow
-def test_a_new_user_counts_words():
+def test_a_new_user_counts_names():
     done = finish(start("bigram.py"))
     assert (done.returncode, done.stderr) == (0, "")
     metrics = result(done.stdout)
-    assert {"model": "bigram", "dataset": "words", "params": "729"}.items() <= metrics.items()
+    assert {"model": "bigram", "dataset": "names", "params": "729"}.items() <= metrics.items()
     train, val = float(metrics["train"]), float(metrics["val"])
     assert abs(train - val) < 0.05 and max(train, val) < 2.8 < math.log(27)  # a table of 729 counts cannot overfit
     lines = done.stdout.splitlines()
@@ -467,17 +467,6 @@ def test_where_few_letters_are_frequent_learning_does_not_diverge(letters, weigh
     assert minimum < loss < minimum + (0.1 if weight_decay == 0 else 0.5)
 
 
-def test_letters_that_the_tokenizer_knows_and_no_word_has_are_counted_as_letters(call):
-    """As ngram.py counts them: the vocabulary is the vocabulary of the dataset."""
-    Path("few.txt").write_text("\n".join(["aba", "baab", "ab", "bb"] * 20))
-    Path("many.txt").write_text("\n".join(["abcdef", "fedcba"] * 20))
-    prepare_data.prepare("many.txt", documents="lines")
-    prepare_data.prepare("few.txt", tokenizer="many", documents="lines")
-    dense = result(call(bigram, "--dataset=few_many")[1])
-    sparse = result(call(ngram, "--dataset=few_many", "--n=2")[1])
-    assert dense["params"] == "49" and dense["val"] == sparse["val"]
-
-
 def test_the_losses_of_learning_are_printed_and_fall_to_that_of_counting(monkeypatch, capsys):
     xs, ys, N = torch_tables(INVENTED, alphabet({"train": INVENTED}))
     W = torch.randn(N.shape)
@@ -583,17 +572,17 @@ def advised(line: str) -> list[str]:
     return re.search(r"python ngram\.py (--.*)$", line)[1].split()
 
 
-def test_what_is_no_list_of_letters_is_refused_and_ngram_py_takes_it(call, fails):
+def test_what_is_no_list_of_letters_is_refused_and_ngram_py_takes_it(call, fails, gpt2_stand_in):
     Path("dots.txt").write_text("\n".join(["a.b", "ba", "st."] * 10))
     prepare_data.prepare("dots.txt", documents="lines")
-    Path("verses.txt").write_text("\n\n".join(["a b\nc", "d"] * 10))
-    prepare_data.prepare("verses.txt", documents="blank")
-    prepare_data.prepare("list.txt", tokenizer="bpe", vocab_size=260, documents="lines")
+    Path("verses.txt").write_text("\n***\n".join(["a b\nc", "d"] * 10))
+    prepare_data.prepare("verses.txt", documents="***")
+    prepare_data.prepare("list.txt", tokenizer="gpt2", documents="lines")
     no_list = "is not a list of words with one token per letter"
     for name, says in (
         ("tiny", no_list),
         ("verses", no_list),
-        ("list_bpe260", no_list),
+        ("list_gpt2", no_list),
         ("dots", "has a dot among its letters"),
     ):
         line = fails(bigram, f"--dataset={name}")
@@ -604,9 +593,9 @@ def test_what_is_no_list_of_letters_is_refused_and_ngram_py_takes_it(call, fails
 
 
 def test_a_list_of_many_letters_is_for_ngram_py(fails, monkeypatch):
-    V = load("list").vocab_size
+    V = load("list").tokenizer.vocab_size
     monkeypatch.setattr(bigram, "MAX_LETTERS", V - 1)
-    assert fails(bigram, "--dataset=list").startswith(f"error: list has {V} letters, {V - 1} at most; use words")
+    assert fails(bigram, "--dataset=list").startswith(f"error: list has {V} letters, {V - 1} at most; use names")
 
 
 def test_ngram_py_gives_the_same_losses(call):
@@ -620,8 +609,8 @@ def test_ngram_py_gives_the_same_losses(call):
     "options, says",
     [
         ("--smoothing=kneser-ney", "choose from add, mle"),
-        ("--num_samples=-1", "--num_samples=-1 is out of range"),
-        ("--dataset=nams", "did you mean names?"),
+        ("--num_samples=-1", "--num_samples=-1 is not possible; give"),
+        ("--dataset=nams", "data/nams has no meta.json"),
     ],
 )
 def test_bad_input_gets_one_line(fails, options, says):
@@ -632,7 +621,7 @@ def test_bad_input_gets_one_line(fails, options, says):
 def test_baselines_in_plots_equal_unigram_and_bigram_loss(call, name):
     data = load(name)
     baselines = counting_losses(data)
-    assert baselines.pop("uniform") == math.log(data.vocab_size)
+    assert baselines.pop("uniform") == math.log(data.tokenizer.vocab_size)
     commands = {"unigram": (ngram, "--n=1"), "bigram": (bigram,) if name == "list" else (ngram, "--n=2")}
     losses = {model: result(call(*command, f"--dataset={name}")[1])["val"] for model, command in commands.items()}
     assert {model: f"{loss:.4f}" for model, loss in baselines.items()} == losses

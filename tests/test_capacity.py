@@ -148,7 +148,7 @@ def test_a_steeper_start_multiplies_weights_and_biases_of_the_hidden_layer_alone
 def test_a_network_as_large_has_about_as_many_parameters(monkeypatch):
     monkeypatch.setattr(capacity, "DEPTHS", (3,))
     sizes, make = [], capacity.network
-    monkeypatch.setattr(capacity, "network", lambda *made: sizes.append(net := make(*made)) or net)
+    monkeypatch.setattr(capacity, "network", lambda *made: sizes.append(make(*made)) or sizes[-1])
     inputs, train = [], capacity.train
     monkeypatch.setattr(capacity, "train", lambda net, x, *rest: (inputs.append(x), train(net, x, *rest)))
     _, (depth, pieces, *_) = capacity.deepen(capacity.Options(max_iters=1))

@@ -532,7 +532,7 @@ def test_what_stands_below_main_is_not_run_and_files_beside_it_can_be_imported(c
 
 
 def test_errors(fails):
-    assert "there is no task maks (did you mean mask?)" in fails(check, "maks")
+    assert "there is no task maks; python lessons/check.py lists all" in fails(check, "maks")
     assert "there is no task soft" in fails(check, "--only=mask,soft")
     said = "there is no file anna.py; python lessons/check.py --start --file=anna.py writes one"
     assert said in fails(check, "--file=anna.py")

@@ -9,9 +9,9 @@ import torch
 from conftest import ROOT, result
 
 import ngram
-from dataset import load
 from lessons import climb
 from lessons.climb import NAMES, divergence
+from prepare_data import load
 
 pytestmark = pytest.mark.usefixtures("long_data")  # data/prose, a text, and data/many, documents
 
@@ -54,7 +54,7 @@ def test_the_divergence_is_the_sum_of_the_formula():
 def test_a_window_ends_just_before_its_target(name, T):
     data = load(name)
     windows, targets, _ = climb.choose_places(data, T)
-    text = data.val.tolist()
+    text = data.splits["val"].tolist()
     at = np.linspace(max(T, climb.LONGEST), len(text) - 1, climb.PLACES).astype(int)
     at = sorted(set(at.tolist()))
     assert at[-1] == len(text) - 1
@@ -67,14 +67,14 @@ def test_counting_predicts_what_ngram_py_does(name):
     """For each order, at each place, all tokens; within the document of the place."""
     data = load(name)
     _, targets, log_q = climb.choose_places(data, 4)
-    P, V = len(targets), data.vocab_size
-    text, S = data.val.tolist(), data.separator
+    P, V = len(targets), data.tokenizer.vocab_size
+    text, S = data.splits["val"].tolist(), data.separator
     at = sorted(set(np.linspace(climb.LONGEST, len(text) - 1, climb.PLACES).astype(int).tolist()))
     assert log_q.shape == (len(NAMES), P, V)
     assert np.exp(log_q).sum(-1) == pytest.approx(1)
     assert log_q[0] == pytest.approx(-math.log(V))
     for n in (1, 2, 3, 8):
-        grams, counts = ngram.count_ngrams(data.train, n, S)
+        grams, counts = ngram.count_ngrams(data.splits["train"], n, S)
         model = ngram.NGrams(grams, counts, V, S)
         for place in range(0, P, 7):
             context = text[: at[place]]
@@ -139,8 +139,8 @@ def test_a_model_resembles_another_if_it_comes_less_than_half_as_far_as_the_cont
 
 
 @pytest.mark.slow
-def test_on_words_a_gpt_is_a_unigram_and_then_a_bigram_model_as_no_blend_is(call, quick):
-    """The claim, on the words of Python's own library, in a short run."""
+def test_on_names_a_gpt_is_a_unigram_and_then_a_bigram_model_as_no_blend_is(call, quick):
+    """The claim, in a short run."""
     out = done(call, "--max_iters=60", "--n_layer=1", "--learning_rate=0.01")
     rows = {line.split()[0]: line.split()[1:] for line in out.splitlines() if line.startswith(("unigram ", "bigram "))}
     steps, of_the_model, of_the_control, resembles = zip(*(rows[name] for name in ("unigram", "bigram")), strict=True)
@@ -206,9 +206,9 @@ def test_steps_are_measured_on_a_logarithmic_scale():
 
 
 def test_what_goes_wrong_is_said_in_one_line(call, fails, quick, monkeypatch):
-    assert "diverged" in fails(climb, "--dataset=prose", "--max_iters=5", "--learning_rate=1e30")
+    assert "diverged" in fails(climb, "--dataset=prose", "--max_iters=5", "--learning_rate=1e9")
     assert "too few for windows of 5000 tokens" in fails(climb, "--dataset=prose", "--block_size=5000")
-    V = load("prose").vocab_size
+    V = load("prose").tokenizer.vocab_size
     assert climb.MAX_VOCAB == 256
     monkeypatch.setattr(climb, "MAX_VOCAB", V)
     done(call, "--dataset=prose", "--max_iters=1")

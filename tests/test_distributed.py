@@ -1,143 +1,141 @@
-"""Several processes, in imitation: whose turn it is, what is compared, what is sharded. Real ones: test_train.py."""
+"""Several processes, as torchrun starts them on one machine."""
 
-from types import SimpleNamespace
-from unittest.mock import Mock
+import itertools
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
+from conftest import ROOT, finish, posix, result
+from test_train import CPU, FLOAT32, SHORT, assert_same_run, documents, log_of, step_of
 
-import distributed
-from console import UserError
-from distributed import Member
-from model import GPT, GPTConfig
-from runtime import Worker
-from train import TrainConfig
+import train
+from common import load, load_checkpoint
+from model import GPT
+from train import TrainConfig, cut_windows, evaluate, micro_batches
 
-
-@pytest.fixture
-def process(monkeypatch):
-    """process(rank, local_rank): this one is one of three, on two machines. Its waiting is listed; so is its end."""
-    events = []
-
-    def become(rank: int, local_rank: int) -> list:
-        events.clear()
-        for name, value in {"RANK": rank, "LOCAL_RANK": local_rank, "WORLD_SIZE": 3}.items():
-            monkeypatch.setattr(distributed, name, value)
-        return events
-
-    monkeypatch.setattr("torch.distributed.all_reduce", lambda _: events.append("wait"))
-    monkeypatch.setattr(distributed, "exit_now", lambda status: events.append(f"exit {status}"))
-    return become
+# Two micro-batches for each of two processes. Names: the processes have different numbers of targets
+OPTIONS = [*SHORT, "--dataset=list", "--max_iters=6", "--eval_interval=3", "--zero_init=false", "--learning_rate=1e-3"]
+OPTIONS += ["--batch_size=3", "--gradient_accumulation_steps=4", "--schedule=constant"]
+pytestmark = pytest.mark.usefixtures("data")
 
 
-@pytest.mark.parametrize(("rank", "local_rank", "turn"), [(0, 0, 0), (1, 0, 1), (2, 1, 2)])
-def test_the_first_process_prepares_then_that_of_each_machine_then_the_rest(process, rank, local_rank, turn):
-    events = process(rank, local_rank)
-    with distributed.first_process_first():
-        events.append("prepare")
-    assert events == ["wait"] * turn + ["prepare"] + ["wait"] * (2 - turn)
+def launch(n: int, *options: str) -> subprocess.Popen:
+    command = ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={n}", ROOT / "train.py", *options]
+    env = {**os.environ, "OMP_NUM_THREADS": "1"}
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "encoding": "utf-8"}
+    return subprocess.Popen([sys.executable, *command], env=env, **pipes)
 
 
-def test_a_member_sums_and_averages_over_all_processes(monkeypatch):
-    """Here, over three with the same numbers."""
-    monkeypatch.setattr("torch.distributed.all_reduce", lambda tensor: tensor.mul_(3))
-    member = Member(torch.device("cpu"), torch.float32, rank=1, world_size=3)
-    assert member.sum(1.0, 2.5) == [3.0, 7.5] and member.mean(torch.tensor(2.5)).item() == 2.5
-    assert member.any(True) and not member.any(False)
+def become(monkeypatch, rank: int, n: int) -> None:
+    monkeypatch.setattr(train, "RANK", rank)
+    monkeypatch.setattr(train, "WORLD_SIZE", n)
 
 
-@pytest.mark.parametrize("port", [{}, {"MASTER_PORT": "none"}])
-def test_variables_of_torchrun_that_are_incomplete_get_one_line(monkeypatch, port):
-    """As a cluster sets them, which may mean another program."""
-    for name, value in {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "localhost", **port}.items():
-        monkeypatch.setenv(name, value)
-    with pytest.raises(UserError, match=r"; use torchrun, or unset RANK, WORLD_SIZE and MASTER_ADDR$"):
-        distributed.connected(lambda: None)
+@pytest.mark.parametrize("separator", [0, None])
+def test_processes_share_the_windows_of_a_step_and_of_an_evaluation(monkeypatch, separator):
+    """Each window is that of one process, and the sums over all processes are those of one alone."""
+    data = documents(0, separator)
+    config = TrainConfig(vocab_size=9, block_size=8, batch_size=4, gradient_accumulation_steps=3, eval_tokens=0)
+    windows = None if separator is None else cut_windows(data, "train", config)
+    model = GPT(config)
+    torch.nn.init.normal_(model.lm_head.weight)
+    alone = evaluate(model, data, "val", config, FLOAT32)
+    sums = []
+    monkeypatch.setattr(train, "sum_of_all", lambda value: sums.append(value) or 1.0)
+
+    def targets(rank: int, n: int) -> list:
+        become(monkeypatch, rank, n)
+        evaluate(model, data, "val", config, FLOAT32)
+        batches = list(micro_batches(data, windows, config, 3, CPU))
+        assert all(len(x) <= 4 for x, _, _ in batches)
+        parts.append(sum(fraction for _, _, fraction in batches))
+        return [[t for t in row if t >= 0] for _, y, _ in batches for row in y.tolist()]
+
+    parts = []
+    whole = targets(0, 1)
+    for n in (2, 3, 5):
+        parts.clear()
+        sums.clear()
+        rows = itertools.chain.from_iterable(targets(rank, n) for rank in range(n))
+        assert sorted(rows) == sorted(whole)
+        assert sum(parts) == pytest.approx(1) and (np.ptp(parts) > 0.01) == (separator is not None or n == 5)
+        assert sum(sums[::2]) / sum(sums[1::2]) == pytest.approx(alone) and sum(sums[1::2]) == 299
 
 
-def test_an_error_of_another_process_is_told_once_on_each_machine(process, monkeypatch, capsys):
-    """An error of this process has its own line, and a bug its traceback."""
-    gone = "[/pytorch/third_party/gloo/transport/tcp/pair.cc:534] Connection closed by peer"
-    what = f"error: another process failed, here or on another machine ({gone}); see its own error, then start"
-    for local_rank, error, told in (
-        (0, torch.distributed.DistError(gone), what),
-        (0, RuntimeError(gone), what),
-        (1, RuntimeError(gone), ""),
-        (1, UserError("no data; make some"), "error: no data; make some"),
-    ):
-        events = process(1, local_rank)
-        monkeypatch.setattr(distributed, "connected", Mock(side_effect=error))
-        distributed.run(lambda: None)
-        printed = capsys.readouterr().err
-        assert events == ["exit 2"] and printed.startswith(told) and printed.count("\n") == bool(told)
-    monkeypatch.setattr(distributed, "connected", Mock(side_effect=RuntimeError("a bug")))
-    with pytest.raises(RuntimeError, match="a bug"):
-        distributed.run(lambda: None)
+def test_dropout_differs_from_step_to_step_process_to_process_and_seed_to_seed(call, monkeypatch):
+    """... so a run that began again at its first step could not pass as a resumed one."""
+    drawn = []  # a random number at the beginning of each step
+    monkeypatch.setattr("torch.distributed.all_reduce", lambda _: None)
+    monkeypatch.setattr(train, "micro_batches", lambda *a: drawn.append(torch.rand(()).item()) or micro_batches(*a))
+    for rank, seed in ((0, 0), (1, 0), (0, 1)):
+        become(monkeypatch, rank, 2)
+        config = TrainConfig(vocab_size=13, n_layer=1, n_embd=16, max_iters=4, eval_tokens=20, seed=seed)
+        config.out_dir = f"out/{rank}{seed}"
+        train.train(config, load("list"), GPT(config), {}, FLOAT32)
+    assert len(drawn) == len(set(drawn)) == 12
 
 
-def test_fsdp_gathers_layer_by_layer_in_the_dtype_that_they_compute_in(monkeypatch):
-    sharded = []
-    monkeypatch.setattr("torch.compile", lambda function, **_: function)  # the import of the compiler takes a second
-    monkeypatch.setattr("torch.distributed.init_device_mesh", lambda *_: None)
-    shard = lambda part, mesh, mp_policy=None: sharded.append((part, mp_policy))
-    monkeypatch.setattr(distributed, "fully_shard", shard)
-    model = GPT(GPTConfig(n_layer=2, n_embd=16))
-    layers = [layer for block in model.transformer.h for layer in (block.attn, block.mlp)]
-    assert Member(torch.device("cpu"), torch.bfloat16, fsdp=True).wrap(model, compile=True) is model
-    parts, policies = zip(*sharded, strict=True)
-    assert [*map(id, parts)] == [*map(id, (*layers, model))] and policies[-1] is None  # norms stay in float32
-    assert all(p.param_dtype == torch.bfloat16 and p.reduce_dtype == torch.float32 for p in policies[:-1])
-    assert all(layer._compiled_call_impl for layer in layers)
+@posix
+@pytest.mark.parametrize("n", [2, pytest.param(3, marks=pytest.mark.slow)])
+def test_several_processes_take_the_steps_of_one(call, n):
+    """One of them prints and writes."""
+    call(train, *OPTIONS, "--out_dir=out/one")
+    done = finish(launch(n, *OPTIONS, "--out_dir=out/many"))
+    assert done.returncode == 0, done.stderr
+    for key in ("train", "val"):
+        assert log_of("out/many", key) == pytest.approx(log_of("out/one", key), abs=1e-6)
+    one, many = (load_checkpoint(f"out/{run}/last.pt")["model"] for run in ("one", "many"))
+    torch.testing.assert_close(many, one, rtol=0, atol=1e-6)
+    assert done.stdout.count("step     6  val") == done.stdout.count("result: ") == 1
+    assert result(done.stdout)["val"] == f"{min(log_of('out/one', 'val').values()):.4f}"
 
 
-def facts(monkeypatch, splits="abc", weight=1.0, best=2.0, device="cpu") -> dict:
-    """What a process with these data, this checkpoint and this device tells the others."""
-    told = []
-
-    def gather(into: list, mine: dict) -> None:
-        told.append(mine)
-        into[:] = [mine] * len(into)
-
-    monkeypatch.setattr("torch.distributed.all_gather_object", gather)
-    data = SimpleNamespace(splits=splits, tokenizer=SimpleNamespace(to_dict=lambda: {"kind": "gpt2"}))
-    checkpoint = {"model": {"wte": torch.full((20,), weight)}, "progress": {"best": best}}
-    distributed.stop_if_different(data, checkpoint, Worker(torch.device(device), torch.float32))
-    return told[0]
+@pytest.mark.slow
+@posix
+def test_several_processes_are_resumed_bit_for_bit_and_by_one_alone(call):
+    runs = [("whole", []), ("part", ["--max_iters=3"]), ("part", ["--init_from=resume", "--max_iters=6"])]
+    for run, more in runs:
+        done = finish(launch(2, *OPTIONS, "--dropout=0.2", *more, f"--out_dir=out/{run}"))
+        assert done.returncode == 0, done.stderr
+    assert_same_run("out/part", "out/whole")
+    assert call(train, "--init_from=resume", "--out_dir=out/part", "--max_iters=7")[0] == 0
+    assert step_of("out/part") == 7
 
 
-@pytest.mark.parametrize(
-    ("change", "name"),
-    [
-        ({"splits": "abd"}, "the checksum of the data"),
-        ({"weight": 1.5}, "the checksum of the checkpoint"),
-        ({"best": 2.5}, "the checksum of the checkpoint"),
-        ({"device": "meta"}, "the device"),
-    ],
-)
-def test_processes_that_differ_stop_and_each_machine_says_why(process, monkeypatch, capsys, change, name):
-    process(0, 0)
-    ours, theirs = facts(monkeypatch), facts(monkeypatch, **change)
-    assert capsys.readouterr().err == "" and ours != theirs
-    monkeypatch.setattr("torch.distributed.all_gather_object", lambda into, _: into.__setitem__(slice(3), everyone))
-    data = SimpleNamespace(splits="abc", tokenizer=SimpleNamespace(to_dict=dict))
-    worker = Worker(torch.device("cpu"), torch.float32)
-    for rank, local_rank in ((0, 0), (1, 0), (2, 1)):
-        everyone = [ours, theirs, ours]
-        events = process(rank, local_rank)
-        distributed.stop_if_different(data, {}, worker)
-        assert events[:2] == ["wait", "exit 2"]
-        printed = capsys.readouterr().err
-        what = f"{name} is {theirs[name]} in process 1, but {ours[name]} in the first one"
-        assert printed == ("" if local_rank else f"error: {what}; give all machines the same\n")
+@pytest.mark.slow
+@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="needs /proc to find the processes of torchrun")
+def test_a_signal_to_one_process_stops_all_after_the_same_step():
+    process = launch(2, *OPTIONS, "--max_iters=100000")
+    while not process.stdout.readline().startswith("step "):
+        assert process.poll() is None
+    later = int(Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()[1])
+    os.kill(later, signal.SIGTERM)  # one alone, and not the one that prints
+    os.kill(later, signal.SIGINT)  # torchrun passes on a Ctrl-C that its processes got, too
+    os.kill(later, signal.SIGINT)
+    done = finish(process)
+    assert done.stdout.endswith("python train.py --init_from=resume --out_dir=out/list\n")
+    assert step_of("out/list") == max(log_of("out/list", "train")) and "error: " not in done.stderr
 
 
-def test_what_several_processes_cannot_do_gets_one_line(monkeypatch):
-    config = TrainConfig(block_size=16, batch_size=3, gradient_accumulation_steps=3, fsdp=True)
-    for device, dtype, n, words in (
-        ("cpu", torch.float16, 3, "--fsdp cannot train in float16; use --dtype=bfloat16"),
-        ("cpu", torch.float32, 2, "2 processes cannot split 9 sequences; use one of 1, 3, 9"),
-        ("mps", torch.float32, 3, "several processes cannot share mps; use --device=cpu"),
-    ):
-        monkeypatch.setattr(distributed, "WORLD_SIZE", n)
-        with pytest.raises(UserError, match=words):
-            distributed.check(config, Worker(torch.device(device), dtype))
+@pytest.mark.slow
+@posix
+@pytest.mark.parametrize("option", ["--n_head=3", "--dataset=nothing", "--device=nothing"])
+def test_an_error_ends_all_processes_and_is_one_line_in_each(option):
+    """... beside what torchrun adds itself."""
+    done = finish(launch(2, *OPTIONS, option))
+    assert done.returncode != 0 and "result: " not in done.stdout and not Path("out").exists()
+    (error,) = {line for line in done.stderr.splitlines() if line.startswith("error: ")}
+    assert ";" in error and "[rank" not in done.stderr  # with which a traceback of a process starts
+
+
+@pytest.mark.slow
+@posix
+def test_several_processes_do_not_prepare_a_dataset_at_once_but_name_the_command():
+    done = finish(launch(2, *SHORT, "--dataset=names", "--max_iters=1", "--eval_tokens=500"))
+    assert done.returncode != 0 and "run: python prepare_data.py names" in done.stderr
+    assert not Path("data/names").exists()

@@ -5,12 +5,11 @@ import torch
 from conftest import result
 from test_finetune import CHAR, CPU, TINY, WORDS, texts_of
 
-from checkpoint import load_model
-from dataset import load
+from common import load
 from lessons import emergence, finetune
-from lessons.finetune import BASE, INSTRUCTED, one_per_word
+from lessons.finetune import BASE, one_per_word
+from lessons.optim import Recipe
 from model import GPT, GPTConfig
-from optim import Recipe
 
 # Fixtures
 small = test_finetune.small
@@ -64,7 +63,7 @@ def test_each_width_learns_a_task_and_is_measured(call, tiny, figures):
     shown = [line for line in out.splitlines() if line.startswith("step ")]
     assert len(shown) == 4 and all("exact_match" in line for line in shown)
     toy = load("toy")
-    six = [word for word in map(toy.tokenizer.decode, toy.documents("val")) if len(word) == 6]
+    six = [word for word in toy.documents("val") if len(word) == 6]
     assert f"width 12, reverse: {len(six)} words of six letters" in out
     assert result(out)["task"] == "reverse" and f"probability {float(result(out)['probability']):.3f}" in shown[-1]
     assert not BASE.exists()  # nothing else is trained
@@ -85,56 +84,17 @@ def test_the_seed_chooses_weights_and_words(call, tiny):
 def test_a_batch_has_the_new_task_alone_in_training_words(tiny, monkeypatch):
     drawn = []
 
-    def noted(model, draw_batch, recipe, worker, note, lines):
+    def noted(model, draw_batch, recipe, autocast, note, lines):
         drawn.append((model.config.n_embd, lines, draw_batch()))
         note()
 
     monkeypatch.setattr(emergence, "train_on", noted)
     texts = texts_of("last")
     texts.words["val"] = ["stacks"]
-    (scores,) = emergence.watch(12, texts, 1, CPU)
+    (scores,) = emergence.watch(12, texts, 1, torch.device("cpu"), CPU)
     assert scores.keys() == {"probability", "brier", "right", "right^length", "exact_match"}
     ((width, lines, rows),) = drawn
     assert (width, lines, len(rows)) == (12, 2, emergence.BATCH_SIZE)
     prompts = [CHAR.decode(inputs) for inputs, _ in rows]
     assert all(prompt.startswith("\nlast ") for prompt in prompts)
     assert {prompt.split()[1] for prompt in prompts} <= set(texts.words["train"])
-
-
-# ----------------------------------------------------------------------------- examples in the prompt
-
-
-def test_examples_in_the_prompt_come_before_the_question(monkeypatch):
-    """With words of four letters; a model that needs an example with the answer has none in the prompt."""
-    asked = []
-
-    def note(model, examples, tokenizer):
-        asked.append(examples)
-        return torch.tensor([len(asked) == 2] * len(examples))
-
-    monkeypatch.setattr(emergence, "exact_match", note)
-    texts = texts_of()
-    texts.words["test"] = ["heap", "noon", "abs", "stack", "true"]
-    model = GPT(GPTConfig(CHAR.vocab_size, block_size=60, **TINY))
-    assert emergence.few_shot(model, "reverse", texts) == [0.0, 1.0, 0.0]
-    assert asked[0][0] == ("reverse heap > ", "paeh") and len(asked[0]) == 3
-    assert asked[1][0] == ("reverse noon > noon\nreverse heap > ", "paeh")
-    assert asked[2][0] == ("reverse noon > noon\nreverse true > eurt\nreverse heap > ", "paeh")
-    model.config.block_size = 59  # too few for two examples
-    assert emergence.few_shot(model, "reverse", texts) == [0.0, 0.0]
-
-
-def test_the_model_of_finetune_is_asked_for_a_new_and_an_old_task(call, fails, tiny):
-    error = fails(emergence, "--few_shot")
-    assert "there is no out/finetune/instructed.pt; run python lessons/finetune.py first" in error
-    texts = texts_of(*(task for task in finetune.TASKS if task != "copy"), new_task="copy")
-    finetune.instruct(GPT(GPTConfig(CHAR.vocab_size, block_size=64, **TINY)), texts, finetune.Options(), CPU)
-    out = done(call, "--few_shot", "--new_task=copy")
-    for task in ("copy", "reverse"):
-        (line,) = [line for line in out.splitlines() if line.startswith(f"{task}, words of four letters")]
-        shown = [float(share.rstrip("%")) / 100 for share in line.split(": ")[1].split(", ")]
-        found = [float(result(out)[f"{task}_{shots}"]) for shots in range(len(shown))]
-        assert len(shown) == 3 and shown == pytest.approx(found, abs=1e-3)
-    texts = finetune.open_texts(load("toy"), ["copy"], mask=True)
-    model = load_model(INSTRUCTED)[0]
-    assert float(result(out)["reverse_1"]) == pytest.approx(emergence.few_shot(model, "reverse", texts)[1], abs=1e-4)

@@ -1,6 +1,5 @@
 import math
 import re
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -9,15 +8,11 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from conftest import babble, gpt2_tensors, loss_of, result, safetensors
-from test_train import SHORT, data, no_plots  # noqa: F401
+from conftest import babble, loss_of, result
 
 import ngram
 import prepare_data
-import train
-from checkpoint import load_checkpoint, load_model
-from console import UserError
-from dataset import load
+from common import UserError, load_model, make_tokenizer, pick_device, save_model
 from lessons import evaluate
 from lessons.evaluate import (
     CONTEXT,
@@ -36,50 +31,57 @@ from lessons.evaluate import (
     real_samples,
     show_copies,
 )
+from lessons.kit import evaluation_windows, random_windows
+from lessons.optim import Recipe, fit
 from mlp import contexts
 from model import GPT, GPTConfig
 from ngram import NGrams, count_ngrams, next_tokens
-from runtime import Worker
-from sample import generate
-from windows import evaluation_windows
+from prepare_data import load
 
-ALONE = Worker(torch.device("cpu"), torch.float32)
+pytestmark = pytest.mark.usefixtures("data", "long_data")  # data/tiny, a text, and data/many, documents
+
 SMALL = {"block_size": 8, "n_layer": 1, "n_head": 2, "n_embd": 16, "zero_init": False}
 
 
 def session(model, dataset, counting=None, **options) -> Session:
     """Evaluations on the validation split, without the script's command line."""
     options = {"split": "val", "batch_size": 2, "eval_tokens": 0, "seed": 0, **options}
-    return Session(model, dataset, dataset.val, SimpleNamespace(**options), ALONE, counting)
+    return Session(model, dataset, dataset.splits["val"], SimpleNamespace(**options), *pick_device("cpu"), counting)
 
 
 def text_of(tokens: list[int], separator: int | None = None) -> SimpleNamespace:
     """A dataset, as far as the losses need it."""
-    return SimpleNamespace(val=np.array(tokens), separator=separator, start_token=separator)
+    return SimpleNamespace(splits={"val": np.array(tokens)}, separator=separator, start_token=separator)
+
+
+def train(name: str, steps: int = 12) -> None:
+    """A run of train.py on a dataset, as far as lessons/evaluate.py looks at it: out/<name>/best.pt."""
+    dataset, rng = load(name), np.random.default_rng(0)
+    model = GPT(GPTConfig(dataset.tokenizer.vocab_size, block_size=16, n_layer=1, n_head=2, n_embd=16))
+    batch_loss = lambda: model(*random_windows(dataset.splits["train"], 16, 8, rng))[1]
+    fit(model, batch_loss, Recipe(steps, 0.03, warmup_iters=2), lines=0)
+    save_model(f"out/{name}/best.pt", model, dataset.tokenizer, dataset=name)
 
 
 # ----------------------------------------------------------------------------- the loss
 
 
-@pytest.mark.parametrize("kind", ["char", "bpe", "gpt2"])
+@pytest.mark.parametrize("kind", ["char", "gpt2"])
 def test_the_bytes_of_all_tokens_are_those_of_the_file(kind, gpt2_stand_in):
-    """Bits per byte count bytes as they are in the file, not the characters of a decoded text."""
-    text = "naïve café: 100 €, 中文 and 🙂\n" * 40 + babble(300)
+    """Bits per byte count bytes as they are in the file, not characters."""
+    text = "naïve café: 100 €, 中文 and 🙂\n" * 40 + babble(304)
     Path("wide.txt").write_bytes(text.encode())
-    prepare_data.prepare("wide.txt", kind, *([300] if kind == "bpe" else []), name="wide")
+    prepare_data.prepare("wide.txt", kind, name="wide")
     dataset = load("wide")
-    sizes = {
-        split: sum(len(dataset.tokenizer.decode_bytes([token])) for token in getattr(dataset, split).tolist())
-        for split in ("train", "val")
-    }
-    assert sizes == {split: dataset.splits[split]["bytes"] for split in sizes}
-    assert sum(sizes.values()) == Path("wide.txt").stat().st_size > len(text)
+    decoded = {split: dataset.tokenizer.decode(ids.tolist()) for split, ids in dataset.splits.items()}
+    assert dataset.n_bytes == {split: len(part.encode()) for split, part in decoded.items()}
+    assert sum(dataset.n_bytes.values()) == Path("wide.txt").stat().st_size > len(text)
 
 
 def test_the_position_of_a_token_starts_with_its_document_or_window():
     tokens = np.array([0, 5, 6, 0, 7, 0, 5, 5, 5, 5, 5, 5, 0])
     windows = evaluation_windows(tokens, 0, 5)
-    assert windows[0].tolist() == [0, 5, 10]  # the last document is longer than a window
+    assert windows[0].tolist() == [0, 3, 5, 10]  # the last document is longer than a window
     at, document, position = locate(tokens, windows, 0)
     assert at.tolist() == list(range(1, 13))
     assert document.tolist() == [0, 0, 0, 1, 1, 2, 2, 2, 2, 2, 2, 2]
@@ -89,17 +91,13 @@ def test_the_position_of_a_token_starts_with_its_document_or_window():
     assert window.tolist() == [0] * 5 + [1] * 5 and position.tolist() == [1, 2, 3, 4, 5] * 2
 
 
-def test_two_names_in_three_windows_or_in_one():
+def test_two_names_in_three_windows():
     """The example of locate()."""
     ids = {".": 0, "e": 1, "m": 2, "a": 3, "v": 4}
     tokens = np.array([ids[letter] for letter in ".emma.ava."])
-    for windows, expected in (
-        (([0, 4, 5], [4, 5, 9]), [1, 2, 3, 4, 1, 1, 2, 3, 4]),
-        (([0], [9]), [1, 2, 3, 4, 5, 1, 2, 3, 4]),
-    ):
-        index, document, position = locate(tokens, tuple(map(np.array, windows)), 0)
-        assert index.tolist() == list(range(1, 10)) and document.tolist() == [0] * 5 + [1] * 4
-        assert position.tolist() == expected
+    index, document, position = locate(tokens, (np.array([0, 4, 5]), np.array([4, 5, 9])), 0)
+    assert index.tolist() == list(range(1, 10)) and document.tolist() == [0] * 5 + [1] * 4
+    assert position.tolist() == [1, 2, 3, 4, 1, 1, 2, 3, 4]
 
 
 def test_losses_are_those_of_the_model_in_the_order_of_locate():
@@ -107,26 +105,20 @@ def test_losses_are_those_of_the_model_in_the_order_of_locate():
     text = text_of([0, 5, 6, 0, 7, 0, 5, 5, 5, 5, 5, 5, 9, 3, 1, 2, 0, 4, 4, 0], separator=0)
     measured = measure(session(model, text))
     assert measured.index.tolist() == list(range(1, 20))
-    starts, _ = evaluation_windows(text.val, 0, 8)
+    starts, _ = evaluation_windows(text.splits["val"], 0, 8)
+    val = text.splits["val"]
     for i, loss in zip(measured.index, measured.losses, strict=True):
         start = starts[starts < i].max()
-        logits, _ = model(torch.from_numpy(text.val[None, start:i]))
-        assert loss == pytest.approx(-logits[0, -1].log_softmax(0)[text.val[i]].item(), abs=1e-5)
+        logits, _ = model(torch.from_numpy(val[None, start:i]))
+        assert loss == pytest.approx(-logits[0, -1].log_softmax(0)[val[i]].item(), abs=1e-5)
 
 
-@pytest.mark.parametrize(
-    ("dtype", "value", "advice"),
-    [
-        (torch.float32, torch.inf, "use another checkpoint"),
-        (torch.bfloat16, torch.nan, "use --dtype=float32"),
-    ],
-)
-def test_a_loss_that_is_not_finite_is_one_line_with_advice_that_can_help(dtype, value, advice):
+@pytest.mark.parametrize("value", [torch.inf, torch.nan])
+def test_a_loss_that_is_not_finite_is_one_line_with_advice_that_can_help(value):
     model = GPT(GPTConfig(vocab_size=11, **SMALL)).eval()
     torch.nn.init.constant_(model.transformer.wte.weight[3:4].data, value)  # the losses before a 3 are finite
-    of_dtype = replace(session(model, text_of(range(11))), worker=Worker(torch.device("cpu"), dtype))
-    with pytest.raises(UserError, match=rf"the loss is NaN or infinite in {dtype}; {advice}"):
-        measure(of_dtype)
+    with pytest.raises(UserError, match="the loss is NaN or infinite; use --dtype=float32, or another checkpoint"):
+        measure(session(model, text_of(range(11))))
 
 
 def test_a_bootstrap_gives_the_interval_of_independent_groups():
@@ -148,7 +140,8 @@ def test_a_bootstrap_gives_the_interval_of_independent_groups():
 
 
 def count_table(dataset, n: int) -> NGrams:
-    return NGrams(*count_ngrams(dataset.train, n, dataset.separator), dataset.vocab_size, dataset.separator)
+    counts = count_ngrams(dataset.splits["train"], n, dataset.separator)
+    return NGrams(*counts, dataset.tokenizer.vocab_size, dataset.separator)
 
 
 def true_probabilities(weight: float, N: int = 40_000) -> tuple[np.ndarray, np.ndarray]:
@@ -183,8 +176,8 @@ def test_each_half_is_judged_with_the_lambda_of_the_other():
 
 def test_samples_have_the_frequencies_of_the_interpolation():
     """The first and the second token. Both models read the first token, whichever model drew it."""
-    dataset, n = load("list"), 20_000
-    V, start = dataset.vocab_size, dataset.separator
+    dataset, n = load("many"), 20_000
+    V, start = dataset.tokenizer.vocab_size, dataset.separator
     gpt = GPT(GPTConfig(vocab_size=V, **SMALL)).eval()
     counting = partial(count_table(dataset, 2).additive, alpha=0.1)
     torch.nn.init.normal_(gpt.lm_head.weight, std=1)  # unlike the uniform distribution
@@ -202,9 +195,9 @@ def test_samples_have_the_frequencies_of_the_interpolation():
 
 
 def test_samples_of_a_second_part_are_other_ones(monkeypatch):
-    monkeypatch.setattr(evaluate, "rows_at_once", lambda config: 10)
-    dataset = load("list")
-    gpt = GPT(GPTConfig(vocab_size=dataset.vocab_size, **SMALL)).eval()
+    monkeypatch.setattr(evaluate, "MAX_CACHE", 10 * 8 * 16)  # ten samples
+    dataset = load("many")
+    gpt = GPT(GPTConfig(vocab_size=dataset.tokenizer.vocab_size, **SMALL)).eval()
     counting = partial(count_table(dataset, 2).additive, alpha=1)
     for weight in (0.0, 0.5, 1.0):
         drawn = draw_samples(session(gpt, dataset, counting, num_samples=20), weight, 8)
@@ -220,11 +213,11 @@ def test_real_samples_end_with_their_document_in_a_text_without_separators():
 
 
 def test_without_counting_samples_are_those_of_generate():
-    dataset = load("list")
-    gpt = GPT(GPTConfig(vocab_size=dataset.vocab_size, **SMALL)).eval()
+    dataset = load("many")
+    gpt = GPT(GPTConfig(vocab_size=dataset.tokenizer.vocab_size, **SMALL)).eval()
     drawn = draw_samples(session(gpt, dataset, num_samples=3, seed=7), 1.0, 12)
     start = torch.full((3, 1), dataset.separator)
-    rows = generate(gpt, start, 12, generator=torch.Generator().manual_seed(7))
+    rows = gpt.generate(start, 12, generator=torch.Generator().manual_seed(7))
     assert drawn == [evaluate.cut_at(ids[1:], dataset.separator) for ids in rows.tolist()]
 
 
@@ -329,14 +322,14 @@ def test_long_documents_are_compared_as_far_as_samples_go():
     Path("lines.txt").write_text("\n".join([line] * 9 + ["ab"]))
     prepare_data.prepare("lines.txt", documents="lines")
     dataset = load("lines")
-    sample = next(tuple(ids[:30]) for ids in dataset.documents("train") if len(ids) > 30)
+    sample = tuple(dataset.tokenizer.encode(line[:30]))
     assert show_copies({"it": [sample]}, dataset, 30) == {"it": 1.0}
     assert show_copies({"it": [sample]}, dataset, 31) == {"it": 0.0}
 
 
 def test_the_table_says_what_is_in_the_training_text(capsys, monkeypatch):
-    dataset = load("list")
-    documents, new = list(map(tuple, dataset.documents("train"))), (3, 3, 3, 3)
+    dataset = load("many")
+    documents, new = [tuple(dataset.tokenizer.encode(text)) for text in dataset.documents("train")], (3, 3, 3, 3)
     assert show_copies({"it": [*documents[:3], new], "that": [new]}, dataset, 99) == {"it": 0.75, "that": 0.0}
     heading, row, _ = capsys.readouterr().out.splitlines()[1:4]
     of_row = dict(zip(re.split("  +", heading), re.split("  +", row), strict=True))
@@ -344,7 +337,8 @@ def test_the_table_says_what_is_in_the_training_text(capsys, monkeypatch):
     first_ones = "\n".join(map(dataset.tokenizer.decode, (*documents[:3], new)))
     assert of_row["the first ones"] == repr(first_ones)[:40]
     text = load("tiny")
-    samples = {"real": [tuple(text.train[5:25])], "half": [(*text.train[:10], *[text.train[9]] * 10)]}
+    tokens = text.splits["train"]
+    samples = {"real": [tuple(tokens[5:25])], "half": [(*tokens[:10], *[tokens[9]] * 10)]}
     assert show_copies(samples, text, 20) == {"real": 1.0, "half": 0.5}
     monkeypatch.setattr(evaluate, "MAX_TRAIN", 15)  # only the beginning of a large text is searched
     assert show_copies(samples, text, 20)["real"] < 1 and "the first 15 tokens" in capsys.readouterr().out
@@ -354,67 +348,66 @@ def test_the_table_says_what_is_in_the_training_text(capsys, monkeypatch):
 
 
 def test_the_script_evaluates_a_checkpoint_and_writes_nothing(call, fails):
-    run = call(train, *SHORT, "--dataset=list", "--out_dir=out/list")[1]
+    train("many")
     before = {path: path.read_bytes() for path in Path("out").rglob("*.*")}
+    dataset = load("many")
     for split in ("train", "val", "test"):
         status, out, err = call(evaluate, f"--split={split}", "--batch_size=3", "--num_samples=0", "--dtype=float32")
-        assert status == 0 and "out/list/best.pt: " in out, err
+        assert status == 0 and "out/many/best.pt: " in out, err
         figures = result(out)
         of_mixture = [] if split == "train" else ["mixed", "lambda"]
         assert list(figures) == ["model", "dataset", "params", split, "bpb", "ece", "temperature", *of_mixture]
-        dataset = load("list")
         assert float(figures["bpb"]) == pytest.approx(dataset.bits_per_byte(float(figures[split]), split), abs=2e-4)
-        if split != "train":  # the run counts fewer tokens of it
-            assert float(figures[split]) == pytest.approx(float(result(run)[split]), abs=1e-4)
-    trained = load_checkpoint("out/list/best.pt")["val"]
-    some = result(call(evaluate, "--init_from=out/list", "--eval_tokens=64", "--num_samples=0")[1])
-    assert abs(float(some["val"]) - trained) > 1e-4
+        expected = loss_of(load_model("out/many")[0], dataset, split)
+        assert float(figures[split]) == pytest.approx(expected, abs=1e-4)
+        if split == "val":
+            some = result(call(evaluate, "--init_from=out/many", "--eval_tokens=64", "--num_samples=0")[1])
+            assert abs(float(some["val"]) - expected) > 1e-4
     assert {path: path.read_bytes() for path in Path("out").rglob("*.*")} == before
     one = call(evaluate, "--eval_tokens=1", "--num_samples=0")[1]
     assert "one document or window: calibration, and what counting still knows need two or more" in one
-    error = fails(evaluate, "--dataset=tiny")
-    command = "python prepare_data.py YOUR_TEXT.txt --tokenizer=out/list/best.pt"
-    assert f"tiny has another vocabulary than out/list/best.pt; run: {command}, then" in error
+    assert "tiny has another vocabulary than the model; " in fails(evaluate, "--dataset=tiny")
 
 
-def test_the_script_evaluates_gpt2s_weights(call, fails, gpt2_stand_in):
-    tensors = {name: t * 0.2 for name, t in gpt2_tensors(V=50257, T=24, L=1, C=64).items()}
-    Path("model.safetensors").write_bytes(safetensors(tensors))
+def test_the_script_evaluates_a_model_that_names_no_dataset(call, fails, gpt2_stand_in):
+    options = {**SMALL, "block_size": 24, "position": "learned", "tie_weights": True}
+    save_model("gpt2.pt", GPT(GPTConfig(50_257, **options)), make_tokenizer({"kind": "gpt2"}))
     prepare_data.prepare("tiny.txt", "gpt2")
-    weights = ["--init_from=model.safetensors", "--dataset=tiny_gpt2", "--num_samples=2"]
+    weights = ["--init_from=gpt2.pt", "--dataset=tiny_gpt2", "--num_samples=2", "--dtype=float32"]
     status, out, err = call(evaluate, *weights)
     assert status == 0, err
-    expected = loss_of(load_model("model.safetensors")[0], load("tiny_gpt2"), "val")
+    expected = loss_of(load_model("gpt2.pt")[0], load("tiny_gpt2"), "val")
     assert float(result(out)["val"]) == pytest.approx(expected, abs=1e-4)
     rows = [line.split() for line in out.splitlines() if line.startswith("GPT ")]
     assert len(rows) == 2 and rows[0][1] == result(out)["val"]  # calibration, copies; without n-grams
     assert "tiny_gpt2 has no test split; use --split=val" in fails(evaluate, *weights, "--split=test")
-    assert "prepare_data.py YOUR_TEXT.txt --tokenizer=gpt2" in fails(evaluate, weights[0], "--dataset=tiny")
+    assert "tiny has another vocabulary than the model; " in fails(evaluate, weights[0], "--dataset=tiny")
     assert "was not trained on a dataset; name one with --dataset=" in fails(evaluate, weights[0])
-    assert "no run of train.py with a best.pt in out/; start python train.py" in fails(evaluate)
+    assert "there is no checkpoint best.pt; " in fails(evaluate)
 
 
-@pytest.mark.parametrize("name", ["list", "tiny"])
-def test_the_tables_of_a_run_agree_with_its_result(name, call, monkeypatch, no_plots):  # noqa: F811
-    call(train, *SHORT, f"--dataset={name}", f"--out_dir=out/{name}")
+@pytest.mark.parametrize("name", ["many", "tiny"])
+def test_the_tables_of_a_run_agree_with_its_result(name, call, monkeypatch):
+    train(name)
     monkeypatch.setattr(evaluate, "STRETCHES", 12)
     samples, dataset, model = {}, load(name), load_model(f"out/{name}")[0]
     monkeypatch.setattr(evaluate, "show_copies", lambda *given: samples.update(given[0]) or show_copies(*given))
     options = ["--num_samples=20", "--dtype=float32", "--eval_tokens=300", "--plot"]
     status, out, err = call(evaluate, *options)
     assert status == 0, err
-    if name == "list":
-        assert samples["val split (real)"] == [tuple(ids[:16]) for ids in dataset.documents("val")[:20]]
+    if name == "many":
+        real = [dataset.tokenizer.decode(ids) for ids in samples["val split (real)"]]
+        assert real == dataset.documents("val")[:20]
     for drawn in samples.values():
         assert len(drawn) == 20 and all(len(ids) <= 16 and dataset.separator not in ids for ids in drawn)
     assert Path(f"out/{name}/evaluation.png").read_bytes().startswith(b"\x89PNG")
     figures, lines = result(out), out.splitlines()
     interval = next(line for line in lines if line.startswith("95 % confidence interval: ")).split()
     assert float(interval[4]) < float(figures["val"]) < float(interval[6])
-    assert name == "list" or interval[7:] == ["(bootstrap", "over", "12", "stretches", "of", "the", "text)"]
-    windows = evaluation_windows(dataset.val, dataset.separator, 16, 300)
+    assert name == "many" or interval[7:] == ["(bootstrap", "over", "12", "stretches", "of", "the", "text)"]
+    windows = evaluation_windows(dataset.splits["val"], dataset.separator, 16, 300)
     losses = measure(session(model, dataset, eval_tokens=300)).losses
-    _, document, position = locate(dataset.val, windows, dataset.separator)
+    _, document, position = locate(dataset.splits["val"], windows, dataset.separator)
     start = next(i for i, line in enumerate(lines) if line.startswith("position in document")) + 1
     for line, (low, high) in zip(lines[start:], ((0, 1), (1, 2), (2, 4), (4, 8), (8, 16)), strict=False):
         if not line:
@@ -431,59 +424,37 @@ def test_the_tables_of_a_run_agree_with_its_result(name, call, monkeypatch, no_p
     start = next(i for i, line in enumerate(lines) if line.startswith("copies")) + 1
     assert [line.split()[0] for line in lines[start : start + 4]] == ["val", "GPT", "8-gram", "both"]
     copied, of_gpt = float(figures["copied"]), lines[start + 1].split()
-    if name == "list":  # the fraction of samples that are training documents
+    if name == "many":  # the fraction of samples that are training documents
         assert f"{copied:.1%}" == of_gpt[4]
     else:  # the mean length of the longest run, of a sample of block_size=16 tokens
         assert 16 * copied == pytest.approx(float(of_gpt[2]), abs=0.051) and float(of_gpt[2]) >= 1
     assert call(evaluate, *options)[1] == out
 
 
-def test_a_context_longer_than_in_training(call, fails):
-    """For position encodings that allow it; RoPE's base and scale can be changed for it."""
-    short = ["--num_samples=0", "--dtype=float32"]
-    for position in ("rope", "alibi", "t5", "sinusoidal", "learned"):
-        call(train, *SHORT, f"--position={position}", f"--out_dir=out/{position}", "--zero_init=false")
-        longer = [f"--init_from=out/{position}", "--block_size=40", *short]
-        if position == "learned":
-            assert "learned positions end at 16; use a smaller --block_size" in fails(evaluate, *longer)
-            assert call(evaluate, longer[0], "--block_size=8", *short)[0] == 0
-            continue
-        losses = {}
-        for changes in ([], ["--rope_scale=2.5"], ["--rope_base=500"]) if position == "rope" else ([],):
-            status, out, err = call(evaluate, *longer, *changes)
-            assert status == 0, err
-            keys = {name: float(value) for name, value in (word[2:].split("=") for word in changes)}
-            model, dataset = load_model(f"out/{position}", block_size=40, **keys)[0], load("tiny")
-            loss = losses[tuple(keys)] = float(result(out)["val"])
-            assert loss == pytest.approx(loss_of(model, dataset, "val"), abs=1e-4)
-            assert re.search(r"^64 ", out, flags=re.M)  # positions 33 to 40
-        assert len(set(losses.values())) == len(losses)
-    with pytest.raises(UserError, match="learned positions end at 16"):
-        load_model("out/learned", block_size=17)
-
-
-@pytest.mark.parametrize("name", ["list", "tiny"])
+@pytest.mark.parametrize("name", ["lines", "tiny"])
 def test_what_counting_still_knows_agrees_with_literal_loops(name, call, monkeypatch):
-    call(train, *SHORT, f"--dataset={name}", f"--out_dir=out/{name}", "--max_iters=60", "--learning_rate=0.03")
+    Path("lines.txt").write_text("\n".join(babble(3, seed=i) for i in range(300)))
+    prepare_data.prepare("lines.txt", documents="lines")
+    train(name, steps=60)
     given, found = [], []
     note = lambda *args: given.extend(args) or found.extend(interpolate(*args)) or found
     monkeypatch.setattr(evaluate, "interpolate", note)
     out = call(evaluate, "--num_samples=0", "--dtype=float32")[1]
     (p, q, group), (both, lambdas), dataset = given, found, load(name)
-    figures, text = result(out), dataset.tokenizer.decode(dataset.val.tolist())
+    figures, text = result(out), dataset.tokenizer.decode(dataset.splits["val"].tolist())
     kneser_ney = ["--n=8", "--smoothing=kneser-ney", "--discount=0.85", "--num_samples=0"]
     counted = result(call(ngram, f"--dataset={name}", *kneser_ney)[1])["val"]
     assert -np.log(q).mean() == pytest.approx(float(counted), abs=1e-4)
     assert float(figures["mixed"]) == pytest.approx(-np.log(both).mean(), abs=1e-4)
     assert float(figures["lambda"]) == pytest.approx(np.mean(lambdas), abs=1e-4) and 0 < np.mean(lambdas) < 1
     assert f"lambda: {lambdas[0]:.3f} and {lambdas[1]:.3f}, " in out
-    starts, _ = windows = evaluation_windows(dataset.val, dataset.separator, 16)
-    _, document, _ = locate(dataset.val, windows, dataset.separator)
+    starts, _ = windows = evaluation_windows(dataset.splits["val"], dataset.separator, 16)
+    _, document, _ = locate(dataset.splits["val"], windows, dataset.separator)
     assert np.array_equal(group, document)  # 33 windows of the text: fewer than 100 stretches
     fair = []  # may the token be an example? The GPT has seen all tokens of its n-gram
     for i in range(1, len(text)):
-        first = max(i - 7, text.rfind("\n", 0, i) if name == "list" else 0)
-        fair.append(first >= max(start for start in starts if start < i) and (name == "list" or i >= 7))
+        first = max(i - 7, text.rfind("\n", 0, i) if name == "lines" else 0)
+        fair.append(first >= max(start for start in starts if start < i) and (name == "lines" or i >= 7))
     lines = out.splitlines()
     start = next(i for i, line in enumerate(lines) if line.startswith("what counting still knows")) + 1
     label, tokens, *losses = lines[start].split()
@@ -501,7 +472,7 @@ def test_what_counting_still_knows_agrees_with_literal_loops(name, call, monkeyp
 
 
 def test_each_model_of_the_calibration_gives_probabilities_and_the_last_one_is_the_interpolation(call, monkeypatch):
-    call(train, *SHORT, "--dataset=list", "--out_dir=out/list")
+    train("many")
     given = []
     monkeypatch.setattr(evaluate, "calibrate", lambda *args: given.append(args[0].exp()) or calibrate(*args))
     monkeypatch.setattr(evaluate, "fit_lambda", lambda p, q: 0.3)
@@ -509,35 +480,21 @@ def test_each_model_of_the_calibration_gives_probabilities_and_the_last_one_is_t
     for p in given:
         assert p.sum(dim=1).numpy() == pytest.approx(1, abs=1e-5)
     gpt, counted, both = given
-    dataset = load("list")
-    at, _, _ = locate(dataset.val, evaluation_windows(dataset.val, dataset.separator, 16), dataset.separator)
-    X, _ = contexts(dataset.val, at, CONTEXT, dataset.separator)
+    dataset = load("many")
+    val = dataset.splits["val"]
+    at, _, _ = locate(val, evaluation_windows(val, dataset.separator, 16), dataset.separator)
+    X, _ = contexts(val, at, CONTEXT, dataset.separator)
     counting = partial(count_table(dataset, 8).kneser_ney, discount=0.85)
-    assert counted.numpy() == pytest.approx(next_tokens(counting, X.numpy(), dataset.vocab_size), abs=1e-6)
+    assert counted.numpy() == pytest.approx(next_tokens(counting, X.numpy(), dataset.tokenizer.vocab_size), abs=1e-6)
     assert torch.allclose(both, 0.3 * gpt + 0.7 * counted) and not torch.allclose(gpt, counted, atol=0.1)
 
 
-@pytest.mark.parametrize("dataset", ["list", "tiny"])
+@pytest.mark.parametrize("dataset", ["many", "tiny"])
 def test_on_the_split_that_is_counted_there_is_no_n_gram_model(dataset, call):
-    call(train, *SHORT, f"--dataset={dataset}", f"--out_dir=out/{dataset}")
+    train(dataset)
     status, out, err = call(evaluate, "--split=train", "--num_samples=5", "--dtype=float32")
     assert status == 0 and "gram  " not in out, err
     assert {"ece", "copied"} <= result(out).keys() and not {"mixed", "lambda"} & result(out).keys()
-
-
-def test_a_dataset_that_has_changed_since_the_run_is_remarked(call):
-    call(train, *SHORT, "--dataset=list", "--out_dir=out/list")
-    evaluated = lambda *options: call(evaluate, "--num_samples=0", "--dtype=float32", *options)[1]
-    assert "note" not in evaluated()
-    text = Path("list.txt").read_text(encoding="utf-8")
-    Path("list.txt").write_text(f"{text}\nemma", encoding="utf-8")
-    prepare_data.prepare("list.txt", documents="lines")
-    for split in ("val", "test"):
-        note = f"its {split} split may have lines that the model was trained on\n"
-        assert f"note: list has changed since this run: {note}" in evaluated(f"--split={split}")
-    assert "note" not in evaluated("--split=train")
-    Path("data/list").rename("data/copy")
-    assert "note" not in evaluated("--dataset=copy")
 
 
 def test_the_plot_shows_how_far_accuracy_is_above_confidence(figures):
@@ -552,11 +509,11 @@ def test_one_validation_document_gives_the_losses_that_it_can(call):
     """A list of 10 to 19 documents has one."""
     Path("docs.txt").write_text("\n".join(babble(60, seed=i).replace("\n", " ") for i in range(10)))
     prepare_data.prepare("docs.txt", documents="lines")
-    run = call(train, *SHORT, "--dataset=docs")[1]
+    train("docs")
     status, out, err = call(evaluate, "--num_samples=5", "--dtype=float32")
     assert status == 0, err
     assert "one document or window: calibration, and what counting still knows need" in out
     figures = result(out)
-    assert float(figures["val"]) == pytest.approx(float(result(run)["val"]), abs=1e-4)
+    assert float(figures["val"]) == pytest.approx(loss_of(load_model("docs")[0], load("docs"), "val"), abs=1e-4)
     assert "copied" in figures and not {"ece", "temperature", "mixed"} & figures.keys()
     assert "position in document or window" in out and "confidence interval" not in out

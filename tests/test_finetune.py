@@ -14,10 +14,7 @@ from conftest import result
 from torch import nn
 
 import prepare_data
-import sample
-import train
-from checkpoint import load_checkpoint, load_model
-from dataset import load
+from common import CharTokenizer, load, load_checkpoint, load_model
 from lessons import finetune
 from lessons.finetune import (
     BASE,
@@ -31,20 +28,16 @@ from lessons.finetune import (
     make_batch,
     one_per_word,
 )
+from lessons.optim import Recipe
 from lessons.peft import attach
 from model import GPT, GPTConfig
-from optim import Recipe
-from runtime import Worker
-from tokenizer import CharTokenizer
 
 WORDS = ["stack", "heap", "queue", "lecture", "abs", "noon", "print", "import"]
 CHAR = CharTokenizer(sorted(finetune.CHARACTERS))
-CPU = Worker(torch.device("cpu"), torch.float32)
+CPU = torch.autocast("cpu", torch.float32, enabled=False)
 TINY = {"n_layer": 1, "n_head": 2, "n_embd": 16}
 FEW = "--num_examples=30"
 LORA = Path("out/finetune/lora.pt")
-RUN = ["--max_iters=2", "--sample_tokens=5", "--dtype=float32", "--eval_tokens=500"]
-RUN += [f"--{name}={value}" for name, value in TINY.items()]
 
 
 def make_small(patch: pytest.MonkeyPatch) -> None:
@@ -53,13 +46,13 @@ def make_small(patch: pytest.MonkeyPatch) -> None:
     words = {"".join(rng.choices("abcdeinorst", k=rng.randint(2, 9))) for _ in range(130)}
     Path("toy.txt").write_text("\n".join(sorted(words)))
     prepare_data.prepare("toy.txt", documents="lines")
-    patch.setattr(finetune, "load", lambda name: load("toy" if name == "words" else name))
+    patch.setattr(finetune, "load", lambda name: load("toy" if name == "names" else name))
     patch.setattr(finetune, "GPTConfig", functools.partial(GPTConfig, **TINY))
     for name in ("PRETRAINING", "INSTRUCTION_TUNING"):
         patch.setattr(finetune, name, Recipe(6, 0.01, 0.03, optimizer="muon"))
     for name, n in {"NEW_TASK_STEPS": 4, "BATCH_SIZE": 16, "LONGEST": 4}.items():
         patch.setattr(finetune, name, n)
-    patch.setattr(Worker, "pick", lambda *_: CPU)
+    patch.setattr(finetune, "pick_device", lambda *_: (torch.device("cpu"), CPU))
 
 
 def note_stages(patch: pytest.MonkeyPatch) -> list:
@@ -138,23 +131,15 @@ def test_all_methods_are_compared_from_the_same_model(stages):
     same = [torch.equal(start, load_model(INSTRUCTED)[0].lm_head.weight) for *_, start in stages[2:]]
     assert same == [name != "scratch" for name in finetune.VARIANTS]
     assert list(result(out)) == ["model", "dataset", "params", "method"]
-    assert load_checkpoint("out/finetune/lora_all_matrices.pt")["peft"]["targets"] == "all"
-    assert Path("out/finetune/full_lr_4.pt").exists()
-
-
-def test_each_method_leads_to_a_checkpoint_that_answers(call, stages):
-    prompt, options = "last stack > ", ["--stop", "--temperature=0", f"--max_new_tokens={finetune.LONGEST}"]
-    for method in ("full", "lora", "adapter", "prefix", "prompt_20_tokens", "scratch"):
-        path = f"out/finetune/{method}.pt"
-        status, answered, err = call(sample, f"--init_from={path}", f"--prompt={prompt}", *options)
-        assert status == 0, err
-        model, tokenizer = load_model(path)
-        assert answered == prompt + finetune.answer(model, prompt, tokenizer) + "\n"
+    saved = {"base", "instructed", "full", "full_lr_4", "full_L2_SP", "full_replay"}
+    saved |= {"lora", "lora_all_matrices", "lora_replay", "scratch"}
+    assert {path.stem for path in Path("out/finetune").glob("*.pt")} == saved
 
 
 def test_a_method_alone_gives_the_weights_that_it_has_in_the_comparison(call, stages, small, monkeypatch):
     """With the same seed. Fine-tuning in float16 is done in float32, as fit() has no gradient scaler."""
-    monkeypatch.setattr(Worker, "pick", lambda *_: Worker(torch.device("cpu"), torch.float16))
+    half = torch.autocast("cpu", torch.float16)
+    monkeypatch.setattr(finetune, "pick_device", lambda *given: (torch.device("cpu"), half if given[1:] else CPU))
     paths = (BASE, INSTRUCTED, LORA)
     before = [load_checkpoint(path)["model"] for path in paths]
     shutil.rmtree("out")
@@ -183,71 +168,38 @@ def test_from_scratch_nothing_of_the_earlier_stages_is_left(monkeypatch):
     assert row["trained"] == model.num_params() and row["of_all"] == 1
 
 
-def test_a_lora_checkpoint_has_a_and_b_only_and_needs_its_base(fails, stages):
-    checkpoint, base = load_checkpoint(LORA), load_checkpoint(INSTRUCTED)
-    names = checkpoint["model"].keys()
-    assert names == {f"transformer.h.0.attn.c_attn.{part}" for part in ("A.0", "A.1", "B.0", "B.1")}  # q and v
-    shapes = [tuple(checkpoint["model"][f"transformer.h.0.attn.c_attn.{name}.0"].shape) for name in "AB"]
-    assert shapes == [(8, 16), (16, 8)]
-    assert checkpoint["peft"] == {"method": "lora", "rank": 8, "alpha": 16.0, "targets": "qv"}
-    assert LORA.stat().st_size < 4 * sum(t.numel() for t in checkpoint["model"].values()) + 8000
-
-    torch.save(checkpoint | {"model": dict(list(checkpoint["model"].items())[1:])}, "part.pt")
-    assert "lacks weights" in fails(sample, "--init_from=part.pt")
-    INSTRUCTED.unlink()
-    assert "the base of this checkpoint; copy it to" in fails(sample, f"--init_from={LORA}")
-    torch.save(base | {"history": []}, INSTRUCTED)
-    assert "has changed (its SHA-256 differs); run lessons/finetune.py again" in fails(sample, f"--init_from={LORA}")
-
-
-def test_an_adapter_whose_folder_was_moved_finds_its_base_beside_it(call, stages, monkeypatch):
-    prompt = ["--prompt=swap abs > ", "--stop", "--temperature=0", "--max_new_tokens=9"]
-    expected = call(sample, f"--init_from={LORA}", *prompt)[1]
-    Path("out/finetune").rename("out/mine")
-    assert call(sample, "--init_from=out/mine/lora.pt", *prompt)[1] == expected
-    Path("out/finetune").mkdir()  # another base, where it was
-    other = load_checkpoint("out/mine/instructed.pt")
-    for p in other["model"].values():
-        p.zero_()
-    torch.save(other, INSTRUCTED)
-    assert call(sample, "--init_from=out/mine/lora.pt", *prompt)[1] == expected
-    Path("elsewhere").mkdir()
-    monkeypatch.chdir("elsewhere")
-    assert call(sample, "--init_from=../out/mine/lora.pt", *prompt)[1] == expected
+def test_the_lora_checkpoint_is_a_whole_model_with_the_update_merged(stages):
+    """Queries and values have changed, and nothing else."""
+    before, after = load_checkpoint(INSTRUCTED)["model"], load_checkpoint(LORA)["model"]
+    assert before.keys() == after.keys()
+    changed = {name for name in before if not torch.equal(before[name], after[name])}
+    assert changed == {"transformer.h.0.attn.c_attn.weight"}
+    rows = (before[changed.pop()] != after["transformer.h.0.attn.c_attn.weight"]).any(dim=1)
+    assert rows.tolist() == [True] * 16 + [False] * 16 + [True] * 16
+    assert load_model(LORA)[0].config == load_model(INSTRUCTED)[0].config
 
 
 def test_a_table_has_gaps_where_stage_3_did_nothing(capsys):
-    measured = {"base_val": 1.0, "kB": 1.0, "new_task": 0.5, "old_tasks": 0.25}
+    measured = {"base_val": 1.0, "new_task": 0.5, "old_tasks": 0.25}
     training = {"trained": 1, "of_all": 0.1, "lr": 0.002, "seconds": 3.0}
     finetune.print_comparison({"base": measured, "lora": measured | training})
     base, lora = (row.split() for row in capsys.readouterr().out.splitlines()[3:])
-    assert base == ["base", "50.0%", "25.0%", "1.000", "1"]
-    assert lora == ["lora", "1", "10.0%", "0.002", "3.0", "50.0%", "25.0%", "1.000", "1"]
+    assert base == ["base", "50.0%", "25.0%", "1.000"]
+    assert lora == ["lora", "1", "10.0%", "0.002", "3.0", "50.0%", "25.0%", "1.000"]
 
 
 def test_what_cannot_be_done_gets_one_line(fails, small):
-    n_words = sum(len(word) in range(3, 9) for word in load("toy").texts("train"))
+    n_words = sum(len(word) in range(3, 9) for word in set(load("toy").documents("train")))
     most = finetune.BLOCK_SIZE - finetune.LONGEST
     for option, words in (
-        ("--new_task=revrse", "--new_task=revrse is unknown (did you mean reverse?); choose from copy, reverse"),
+        ("--new_task=revrse", "--new_task=revrse is unknown; choose from copy, reverse"),
+        ("--rank=0", "rank=0 is too small; use more than 0"),
+        ("--replay=1.5", "replay=1.5 is out of range; use 0 to 1"),
         (f"--num_examples={n_words // 2 + 1}", f"use at most {n_words // 2}"),
         (f"--method=prompt --rank={most + 1}", f" leaves too few positions for the text; use at most {most}"),
-        ("--learning_rate=1e30", "training diverged: "),
+        ("--method=full --learning_rate=1e9", "training diverged: "),
     ):
         assert words in fails(finetune, FEW, *option.split())
-
-
-def test_what_was_not_trained_on_a_dataset_needs_one(call, fails, stages):
-    """train.py continues whole models."""
-    assert "no run of train.py with a best.pt in out/" in fails(sample)  # not the newest run either
-    Path("own.txt").write_text("swap abs > sba\n" * 900)
-    assert call(prepare_data, "own.txt", f"--tokenizer={INSTRUCTED}", "--documents=lines", "--name=own")[0] == 0
-    options = ["--dataset=own", "--out_dir=out/own", "--device=cpu"]
-    for path in (BASE, INSTRUCTED):
-        status, out, err = call(train, *RUN, *options, f"--init_from={path}")
-        assert status == 0 and result(out)["dataset"] == "own", err
-    error = fails(train, *RUN, *options, f"--init_from={LORA}")
-    assert "has only what lessons/finetune.py trained; use a whole model" in error
 
 
 # ----------------------------------------------------------------------------- what a batch contains
@@ -275,7 +227,7 @@ def test_no_instruction_is_longer_than_the_longest():
 
 def test_no_word_of_validation_or_test_is_in_a_training_prompt(stages):
     data = load("toy")
-    splits = {s: set(data.texts(s)) for s in ("train", "val", "test")}
+    splits = {s: set(data.documents(s)) for s in ("train", "val", "test")}
     for draw, *_ in stages[:3]:
         rows = itertools.chain.from_iterable(draw() for _ in range(60))
         lines = {CHAR.decode(inputs).strip("\n") for inputs, _ in rows}
@@ -284,6 +236,14 @@ def test_no_word_of_validation_or_test_is_in_a_training_prompt(stages):
         assert words <= splits["train"] and not words & (splits["val"] | splits["test"])
         assert {len(word) for word in words} <= set(range(3, 9)) and len(words) >= 30
     assert {line.split()[0] for line in lines} == {"swap"} and len(lines) == len(words) == 30
+
+
+def test_a_word_that_is_in_the_list_several_times_is_in_one_split_once():
+    Path("twice.txt").write_text("\n".join(["anna", "bo", "cleo", "dora", "emil"] * 6 + ["a", "maximilian"]))
+    prepare_data.prepare("twice.txt", documents="lines")
+    words = finetune.open_texts(load("twice"), [], True).words
+    found = words["train"] + words["val"] + words["test"]
+    assert sorted(found) == ["anna", "cleo", "dora", "emil"]
 
 
 def test_texts_to_pretrain_on_contain_tasks_without_their_names():
@@ -423,14 +383,13 @@ def test_examples_to_evaluate_with_have_each_word_once():
 def test_the_last_table_is_of_test_words_and_of_validation_texts():
     texts, model = texts_of("first", "last", new_task="swap"), tiny_gpt(zero_init=False)
     reply = lambda prompt: right_answer(prompt) if re.match("(swap|first) (?!nothing)", prompt) else ""
-    Path("model.pt").write_bytes(bytes(2500))
     texts.words["train"] = texts.words["val"] = ["nothing"]
     batch = make_batch(texts.plain("val", 1000, np.random.default_rng(0)))
     stand_in = Replier(reply)
     stand_in.forward = lambda x, y=None: model(x, y) if y is not None else Replier.forward(stand_in, x)
-    found = finetune.measure(stand_in, Path("model.pt"), texts, CPU)
+    found = finetune.measure(stand_in, texts, CPU)
     loss = pytest.approx(model(*batch)[1].item())
-    assert found == {"base_val": loss, "kB": 2.5, "new_task": 1.0, "old_tasks": 0.5}
+    assert found == {"base_val": loss, "new_task": 1.0, "old_tasks": 0.5}
 
 
 # ----------------------------------------------------------------------------- training

@@ -1,27 +1,25 @@
-import hashlib
 import itertools
 import json
 import math
+import pickle
 from pathlib import Path
 
 import pytest
 import torch
-from conftest import gpt2_tensors, safetensors
+from conftest import Malicious, gpt2_tensors, safetensors
 
-from checkpoint import GPT2_NAMES, load_model
-from console import UserError
+import common
+from common import END, CharTokenizer, UserError, load_model, make_tokenizer
 from lessons import gpt2
-from lessons.bpe import PATTERN, BPETokenizer, NumberTokenizer, split_words, train_bpe
+from lessons.bpe import PATTERN, bpe_tokenizer, split_words, train_bpe
 from lessons.peft import attach, merge
-from model import GPT, ConfigError, GPTConfig
-from prepare_data import open_tokenizer
-from tokenizer import END, CharTokenizer
+from model import GPT, GPTConfig
 
 pytestmark = pytest.mark.usefixtures("gpt2_stand_in")
 
 
 def open_gpt2(name) -> GPT:
-    return load_model(name)[0]
+    return load_model(gpt2.load_weights(gpt2.find_weights(str(name))))[0]
 
 
 @pytest.mark.parametrize(
@@ -32,15 +30,13 @@ def open_gpt2(name) -> GPT:
         (36, 20, 1280, 774_030_080),
         (48, 25, 1600, 1_557_611_200),
     ],
-    ids=GPT2_NAMES,
+    ids=gpt2.GPT2_NAMES,
 )
 def test_the_options_of_gpt2_with_its_sizes_give_the_published_number_of_parameters(L, n_head, C, params):
     shape = {"n_layer": L, "n_head": n_head, "n_embd": C}
     with torch.device("meta"):
         model = GPT(GPTConfig(**shape | gpt2.GPT2_OPTIONS, vocab_size=50257, block_size=1024))
     assert model.num_params() == params == L * (12 * C * C + 13 * C) + 2 * C + 50257 * C + 1024 * C
-    assert model.num_params(non_embedding=True) == params - 1024 * C
-    assert model.flops_per_token() == 6 * (params - 1024 * C) + 12 * L * 1024 * C
     assert gpt2.read_n_head(Path("model.safetensors"), {}, C) == n_head
 
 
@@ -119,17 +115,21 @@ def test_other_layouts_of_the_same_weights_are_read_too():
         check_logits(open_gpt2("half.safetensors"), rounded)
 
 
-def test_a_folder_says_how_many_heads_and_may_be_opened_with_a_smaller_context():
+def test_a_folder_becomes_a_run_and_says_how_many_heads(call):
     tensors = gpt2_tensors(C=12)
     Path("folder").mkdir()
     Path("folder/model.safetensors").write_bytes(safetensors(tensors))
     Path("folder/config.json").write_text('{"n_head": 3, "n_layer": 2}')
-    model, tokenizer = load_model("folder", block_size=10, dropout=0.5, flash=False)
-    assert (model.config.n_head, model.config.block_size, model.config.dropout) == (3, 10, 0.5)
-    assert tokenizer.vocab_size == 50_257
-    with torch.no_grad():
-        logits = model(torch.tensor([[*range(10)]]))[0][0].double()
-    assert torch.allclose(logits, gpt2_logits(tensors, [*range(10)], 3), atol=1e-3)
+    Path("out/folder").mkdir(parents=True)
+    Path("out/folder/best.pt").write_text("replaced whole")
+    status, out, _ = call(gpt2, "folder")
+    assert status == 0 and out.startswith("out/folder/best.pt: ") and "a vocabulary of 50,257 tokens" in out
+    assert common.load_checkpoint("out/folder")["start_token"] == 50_256
+    model, tokenizer = load_model("out/folder", dropout=0.5, flash=False)
+    assert (model.config.n_head, model.config.dropout, tokenizer.vocab_size) == (3, 0.5, 50_257)
+    check_logits(model, tensors, 3)
+    assert call(gpt2, "folder/model.safetensors", "--out_dir=elsewhere")[0] == 0
+    assert torch.equal(load_model("elsewhere")[0].lm_head.weight, model.lm_head.weight)
 
 
 @pytest.mark.parametrize(
@@ -205,7 +205,7 @@ def test_gpt2s_own_vocabulary_opens_with_tokens_added_to_it(name):
 def test_a_number_of_heads_that_does_not_fit_is_named():
     Path("model.safetensors").write_bytes(safetensors(gpt2_tensors(C=16)))
     Path("config.json").write_text('{"n_head": 5}')
-    with pytest.raises(ConfigError, match="n_embd=16 is not a multiple of n_head=5; "):
+    with pytest.raises(UserError, match=r"n_embd must be a multiple of n_head.*; "):
         open_gpt2("model.safetensors")
 
 
@@ -221,7 +221,7 @@ def test_a_config_json_that_is_not_gpt2s_is_refused(settings):
     ("change", "words"),
     [
         (lambda t: t.pop("h.1.mlp.c_fc.weight"), r"lacks transformer.h.1.mlp.c_fc.weight; use one file with all"),
-        (lambda t: t.pop("wte.weight"), r"KeyError\('wte.weight'\)"),
+        (lambda t: t.pop("wte.weight"), r"damaged, or not GPT-2 \(KeyError\)"),
         (lambda t: t.update({"h.0.attn.c_attn.weight": torch.zeros(48, 16)}), r"\(16, 48\) instead of \(48, 16\)"),
         (
             lambda t: t.update({"h.0.mlp.c_fc.bias": torch.zeros(32)}),
@@ -269,48 +269,37 @@ def test_a_damaged_safetensors_file_is_refused(content):
         open_gpt2("model.safetensors")
 
 
-def test_weights_that_are_not_there_are_asked_for_by_name(tmp_path):
+def test_weights_that_are_not_there_are_asked_for_by_name(fails, tmp_path):
     for name in ("gpt3", "nothing.safetensors", tmp_path):
-        with pytest.raises(UserError, match=r"no checkpoint .*; use a run of train.py, a file, or gpt2"):
-            open_gpt2(name)
+        assert "no model.safetensors or ckpt.pt in" in fails(gpt2, name)
 
 
-@pytest.fixture
-def hub(server, monkeypatch):
-    """A server instead of the Hugging Face hub, with a smaller model under the name gpt2."""
-    monkeypatch.setattr(gpt2, "URL", server.url.removesuffix("file") + "{name}/resolve/main/model.safetensors")
-    monkeypatch.setattr("time.sleep", lambda _: None)
-    server.files = {}
-    return server
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("model.safetensors.index.json", "says that the weights are in several files; save them as one"),
+        ("pytorch_model.bin", "has weights in PyTorch's own format; save them as model.safetensors"),
+        ("adapter_config.json", "belongs to an adapter without its model; merge_and_unload"),
+    ],
+)
+def test_a_folder_of_transformers_without_a_whole_model_is_named(name, words, fails):
+    Path("hf").mkdir()
+    Path("hf", name).write_text("{}")
+    assert f"{name} {words}" in fails(gpt2, "hf")
 
 
-def test_a_download_is_resumed_checked_and_kept(hub):
-    """The hash of the content comes with the file, or with the server's redirection to it."""
+def test_published_weights_are_downloaded_by_name(call, monkeypatch):
     tensors = gpt2_tensors(L=1, C=16)
-    content = safetensors(tensors)
-    hub.files["/gpt2/resolve/main/model.safetensors"] = content
-    hub.breaks_after = [500_000, 300_000]
-    hub.headers["X-Linked-Etag"] = f'"{hashlib.sha256(content).hexdigest()}"'
-    for _ in range(2):
-        check_logits(open_gpt2("gpt2"), tensors, n_head=1)
-    assert [asked == "bytes=0-" for _, asked in hub.log] == [True, False, False]
-    kept = Path("data/downloads/gpt2/model.safetensors")
-    assert kept.read_bytes() == content
-    kept.unlink()
-    hub.headers.clear()
-    hub.redirects["/gpt2/resolve/main/model.safetensors"] = ("/elsewhere", "0" * 64)
-    hub.files["/elsewhere"] = content
-    with pytest.raises(UserError, match=r"does not have the SHA-256 000"):
-        open_gpt2("gpt2")
-    assert not kept.exists()
 
+    def answer(url, path, sha256=""):
+        assert url == "https://huggingface.co/openai-community/gpt2-xl/resolve/main/model.safetensors"
+        path.parent.mkdir(parents=True)
+        path.write_bytes(safetensors(tensors))
 
-def test_a_hub_that_fails_names_the_ways_out(hub):
-    with pytest.raises(UserError, match=r"cannot download .*model.safetensors .404.*; put .*, or use a local"):
-        open_gpt2("gpt2")
-    hub.status = 503
-    with pytest.raises(UserError, match=r"cannot download .*model.safetensors .503"):
-        open_gpt2("gpt2")
+    monkeypatch.setattr(gpt2, "download", answer)
+    assert call(gpt2, "gpt2-xl")[0] == 0
+    assert Path("data/downloads/gpt2-xl/model.safetensors").exists()
+    check_logits(load_model("gpt2-xl")[0], tensors, n_head=1)
 
 
 def test_tokens_that_were_added_to_gpt2_are_left_out(capsys):
@@ -343,9 +332,9 @@ def trained_gpt2(vocab_size: int = 50_257, **options) -> GPT:
 
 
 def test_an_exported_model_is_the_same_gpt2_for_other_programs():
-    """By its formulas under OpenAI's names, and by our reader. The rows of vocab_multiple stay at home."""
-    model = trained_gpt2(vocab_multiple=128)
-    gpt2.save_gpt2(model, "exported")
+    """By its formulas under OpenAI's names, and by our reader."""
+    model, tokenizer = trained_gpt2(), make_tokenizer({"kind": "gpt2"})
+    gpt2.save_gpt2(model, "exported", tokenizer)
     tensors = gpt2.read_safetensors(Path("exported/model.safetensors"))
     published = {name for name in gpt2_tensors() if not name.endswith(".attn.bias")}
     assert tensors.keys() == published and tensors["wte.weight"].shape == (50_257, 32)
@@ -355,16 +344,21 @@ def test_an_exported_model_is_the_same_gpt2_for_other_programs():
     with torch.no_grad():
         assert torch.equal(again(idx)[0], model(idx)[0])
     with pytest.raises(UserError, match=r"model.safetensors is there already; choose another folder"):
-        gpt2.save_gpt2(again, "exported")
-    assert sorted(path.name for path in Path("exported").iterdir()) == ["config.json", "model.safetensors"]
+        gpt2.save_gpt2(again, "exported", tokenizer)
+    files = ["config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"]
+    assert sorted(path.name for path in Path("exported").iterdir()) == files
     Path("exported/model.safetensors").unlink()
     with pytest.raises(UserError, match=r"config.json is there already; choose another folder"):
-        gpt2.save_gpt2(again, "exported")
+        gpt2.save_gpt2(again, "exported", tokenizer)
 
 
-@pytest.mark.parametrize(("vocab_size", "end"), [(65, None), (50_257, 50_256)])
-def test_the_exported_settings_are_those_of_the_model(vocab_size, end):
-    gpt2.save_gpt2(trained_gpt2(vocab_size, dropout=0.25), Path("out") / "small")
+LETTERS = CharTokenizer([chr(ord("0") + i) for i in range(65)])
+
+
+@pytest.mark.parametrize(("tokenizer", "end"), [(LETTERS, None), (CharTokenizer([*LETTERS.chars, END]), 65)])
+def test_the_exported_settings_are_those_of_the_model(tokenizer, end):
+    vocab_size = tokenizer.vocab_size
+    gpt2.save_gpt2(trained_gpt2(vocab_size, dropout=0.25), Path("out") / "small", tokenizer)
     assert json.loads(Path("out/small/config.json").read_text()) == {
         "model_type": "gpt2",
         "architectures": ["GPT2LMHeadModel"],
@@ -384,7 +378,7 @@ def test_the_exported_settings_are_those_of_the_model(vocab_size, end):
 
 def test_a_model_in_bfloat16_is_exported_in_float32():
     model = trained_gpt2(vocab_size=65).bfloat16()
-    gpt2.save_gpt2(model, "exported")
+    gpt2.save_gpt2(model, "exported", LETTERS)
     tensors = gpt2.read_safetensors(Path("exported/model.safetensors"))
     assert all(tensor.dtype == torch.float32 for tensor in tensors.values())
     assert torch.equal(tensors["wte.weight"], model.transformer.wte.weight.float())
@@ -396,8 +390,8 @@ def test_weights_that_cannot_be_written_leave_no_model(monkeypatch):
 
     monkeypatch.setattr(gpt2, "write_safetensors", full)
     with pytest.raises(UserError, match="no space"):
-        gpt2.save_gpt2(trained_gpt2(vocab_size=65), "exported")
-    with pytest.raises(UserError, match=r"no checkpoint"):
+        gpt2.save_gpt2(trained_gpt2(vocab_size=65), "exported", LETTERS)
+    with pytest.raises(UserError, match=r"no model.safetensors or"):
         open_gpt2("exported")
 
 
@@ -408,7 +402,6 @@ def test_weights_that_cannot_be_written_leave_no_model(monkeypatch):
         {"bias": False},
         {"n_kv_head": 1},
         {"lookback": 3},
-        {"start_token": 0},
         {"activation": "relu2"},
         {"tie_weights": False},
         {"norm": "rmsnorm"},
@@ -417,7 +410,7 @@ def test_weights_that_cannot_be_written_leave_no_model(monkeypatch):
 )
 def test_only_a_gpt2_is_exported(options):
     with pytest.raises(UserError, match=f"this model is no GPT-2: .*{next(iter(options))}.*; train it with"):
-        gpt2.save_gpt2(trained_gpt2(vocab_size=65, **options), "exported")
+        gpt2.save_gpt2(trained_gpt2(vocab_size=65, **options), "exported", LETTERS)
     assert not Path("exported").exists()
 
 
@@ -426,7 +419,7 @@ def test_a_gpt2_with_more_layers_is_not_exported(method):
     model = trained_gpt2(vocab_size=65)
     attach(model, method, rank=2)
     with pytest.raises(UserError, match=r"other layers than GPT-2, as lessons/peft.py adds; merge\(\) LoRA, or"):
-        gpt2.save_gpt2(model, "exported")
+        gpt2.save_gpt2(model, "exported", LETTERS)
 
 
 def test_a_gpt2_with_merged_lora_is_exported():
@@ -437,7 +430,7 @@ def test_a_gpt2_with_merged_lora_is_exported():
             p.data.normal_(std=0.3)
     before = model(torch.arange(24)[None])[0]
     merge(model)
-    gpt2.save_gpt2(model, "exported")
+    gpt2.save_gpt2(model, "exported", LETTERS)
     tensors = gpt2.read_safetensors(Path("exported/model.safetensors"))
     plain = trained_gpt2(vocab_size=65)
     plain.load_state_dict(gpt2.rename(tensors))
@@ -451,7 +444,7 @@ def test_an_encoder_is_not_exported():
     model = trained_gpt2(vocab_size=65)
     model.__class__ = Encoder
     with pytest.raises(UserError, match="other layers than GPT-2"):
-        gpt2.save_gpt2(model, "exported")
+        gpt2.save_gpt2(model, "exported", LETTERS)
 
 
 @pytest.mark.parametrize("activation", ["relu", "gelu"])
@@ -466,37 +459,31 @@ def test_an_activation_that_transformers_has_is_exported(activation):
 TEXT = "the cat isn't on the mat, the café is: 1234 हिन्दी हिन्दी, 寶玉\t\n\n  \x00\x85 end"
 
 
-def make_bpe(end: bool) -> BPETokenizer:
-    ranks = train_bpe(TEXT * 3, 300)
-    if end:
-        ranks[END.encode()] = len(ranks)
-    return BPETokenizer(ranks)
-
-
 @pytest.mark.parametrize(
     "make",
     [
-        pytest.param(lambda: make_bpe(end=True), id="bpe with an end"),
-        pytest.param(lambda: make_bpe(end=False), id="bpe"),
+        pytest.param(lambda: bpe_tokenizer(train_bpe(TEXT * 3, 300)), id="bpe"),
         pytest.param(lambda: CharTokenizer(sorted(set(TEXT))), id="char"),
         pytest.param(lambda: CharTokenizer([*sorted(set(TEXT)), END]), id="char with an end"),
-        pytest.param(lambda: BPETokenizer(), id="gpt2", marks=pytest.mark.slow),  # it splits 50,000 tokens
+        pytest.param(lambda: make_tokenizer({"kind": "gpt2"}), id="gpt2", marks=pytest.mark.slow),  # 50,000 tokens
     ],
 )
-def test_a_model_is_exported_and_opened_with_its_tokenizer(make):
+def test_a_run_is_exported_and_opened_with_its_tokenizer(make, call):
     tokenizer = make()
     model = trained_gpt2(tokenizer.vocab_size)
-    gpt2.save_gpt2(model, "exported", tokenizer)
-    again, same = load_model("exported")
-    assert same.to_dict() == tokenizer.to_dict()
+    common.save_model(Path("out/small/best.pt"), model, tokenizer, dataset="", start_token=None)
+    assert call(gpt2, "--export=out/small")[1] == "exported: a GPT-2 with its tokenizer, for transformers\n"
+    assert call(gpt2, "exported")[0] == 0
+    again, same = load_model("out/exported")
+    assert same.fields == tokenizer.fields
     idx = torch.tensor([tokenizer.encode(TEXT)[:24]])
     assert torch.equal(again(idx)[0], model(idx)[0])
-    assert open_tokenizer("exported").to_dict() == tokenizer.to_dict()
     end = tokenizer.end_id
     assert json.loads(Path("exported/config.json").read_text())["eos_token_id"] == end
     file = json.loads(Path("exported/tokenizer.json").read_text(encoding="utf-8"))
     assert sorted(file["model"]["vocab"].values()) == [*range(tokenizer.vocab_size)]
     assert [token["id"] for token in file["added_tokens"]] == ([] if end is None else [end])
+    assert file["normalizer"] is None and file["post_processor"] is None  # some readers need them
 
 
 def encode_by_merges(word: str, model: dict) -> list[int]:
@@ -513,11 +500,11 @@ def encode_by_merges(word: str, model: dict) -> list[int]:
 
 
 def test_the_merges_of_an_exported_tokenizer_give_the_same_tokens():
-    tokenizer = make_bpe(end=True)
+    tokenizer = bpe_tokenizer(train_bpe(TEXT * 3, 300))
     gpt2.save_gpt2(trained_gpt2(tokenizer.vocab_size), "exported", tokenizer)
     file = json.loads(Path("exported/tokenizer.json").read_text(encoding="utf-8"))
     assert file["pre_tokenizer"]["pretokenizers"][0]["pattern"] == {"Regex": PATTERN}
-    assert len(file["model"]["merges"]) == tokenizer.vocab_size - 257  # without bytes and END
+    assert len(file["model"]["merges"]) == tokenizer.vocab_size - 256  # without bytes
     for text in (TEXT, "the thermal cats, mate!", END):
         ids = [i for word in split_words(text) for i in encode_by_merges(word, file["model"])]
         assert ids == tokenizer.encode(text)
@@ -529,7 +516,77 @@ def test_the_letters_of_bytes_are_gpt2s():
     assert "".join(letters[byte] for byte in (0, 10, 32, 127, 160, 173)) == "\u0100\u010a\u0120\u0121\u0142\u0143"
 
 
-def test_tokens_that_are_numbers_are_not_exported():
-    with pytest.raises(UserError, match="the tokens are numbers, which have no text; leave"):
-        gpt2.save_gpt2(trained_gpt2(65), "exported", NumberTokenizer(65))
-    assert not Path("exported").exists()
+# ----------------------------------------------------------------------------- nanoGPT
+
+
+def nanogpt(vocab_size: int, prefix: str = "", meta=None, **args) -> GPT:
+    """Save a model as nanoGPT does, in nano/ckpt.pt, and the meta.pkl of its dataset."""
+    args = {"n_layer": 1, "n_head": 2, "n_embd": 8, "block_size": 16, "bias": False, "dropout": 0.1} | args
+    options = {**gpt2.GPT2_OPTIONS, "activation": "gelu", "vocab_size": vocab_size}
+    model = GPT(GPTConfig(**options | args)).eval()
+    for p in model.parameters():
+        torch.nn.init.normal_(p)  # with small ones, both kinds of gelu give the same logits
+    weights = {prefix + name: tensor for name, tensor in model.state_dict().items()}
+    weights |= {prefix + "transformer.h.0.attn.bias": torch.ones(1, 1, 16, 16)}  # a causal mask
+    content = {"model": weights, "model_args": args | {"vocab_size": vocab_size}, "optimizer": {"state": {}}}
+    Path("nano").mkdir(exist_ok=True)
+    torch.save(content | {"iter_num": 5, "best_val_loss": torch.tensor(2.0)}, "nano/ckpt.pt")
+    if meta:
+        Path("nano/meta.pkl").write_bytes(pickle.dumps(meta))
+    return model
+
+
+META = {"vocab_size": 65, "itos": dict(enumerate(LETTERS.chars)), "stoi": LETTERS.id_of}
+
+
+@pytest.mark.parametrize("path", ["nano", "nano/ckpt.pt"])
+@pytest.mark.parametrize("options", [{}, {"prefix": "_orig_mod."}, {"bias": True}, {"tie_weights": False}])
+def test_a_checkpoint_of_nanogpt_becomes_a_run(path, options, call):
+    expected = nanogpt(65, meta=META, **options)
+    assert call(gpt2, path)[0] == 0
+    model, tokenizer = load_model("out/nano")
+    idx = torch.randint(65, (2, 16))
+    assert torch.equal(model(idx)[0], expected(idx)[0])
+    assert tokenizer.fields == LETTERS.fields and common.load_checkpoint("out/nano")["start_token"] is None
+
+
+@pytest.mark.parametrize("rows", [50_257, 50_304])
+def test_gpt2s_tokens_are_known_in_a_checkpoint_of_nanogpt(rows):
+    expected = nanogpt(rows)
+    model, tokenizer = load_model(gpt2.load_weights(gpt2.find_weights("nano")))
+    idx = torch.randint(50_257, (1, 16))
+    assert torch.allclose(model(idx)[0], expected(idx)[0][..., :50_257], atol=1e-6)
+    assert tokenizer.fields == {"kind": "gpt2"}
+
+
+def test_tokens_without_their_text_are_refused_and_no_code_in_meta_pkl_runs(fails):
+    nanogpt(65)
+    expected = "ckpt.pt has 65 tokens without their text; copy the meta.pkl of its dataset to nano/meta.pkl"
+    assert expected in fails(gpt2, "nano")
+    for meta in (Malicious(), META | {"itos": Malicious()}, META | {"itos": {0: "a"}}, [1]):
+        nanogpt(65, meta=meta)
+        assert "nano/ckpt.pt is damaged, or not GPT-2 (" in fails(gpt2, "nano")
+    assert not Path("harmed").exists() and not Path("out").exists()
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        {"h.0.attn.c_attn.weight": torch.ones(2, 6)},
+        {"model": {}, "model_args": {"n_layer": 2}},
+        [1],
+        {"model_args": Malicious()},
+    ],
+)
+def test_files_of_others_get_one_line(content, fails):
+    torch.save(content, "ckpt.pt")
+    assert "ckpt.pt is damaged, or not GPT-2 (" in fails(gpt2, "ckpt.pt")
+    assert not Path("harmed").exists()
+
+
+def test_a_checkpoint_of_another_program_with_model_args_is_refused(fails):
+    nanogpt(65, meta=META)
+    content = torch.load("nano/ckpt.pt", weights_only=True)
+    content["model_args"] |= {"multiple_of": 32}
+    torch.save(content, "nano/ckpt.pt")
+    assert "ckpt.pt is damaged, or not GPT-2 (TypeError)" in fails(gpt2, "nano")

@@ -13,11 +13,11 @@ from conftest import ROOT, finish, result, start
 
 import ngram
 import prepare_data
-from checkpoint import save_model
-from dataset import load
+from common import save_model
 from lessons import guess
 from lessons.guess import choose_places, entropy, lower_bound, names_to_type
 from model import GPT, GPTConfig
+from prepare_data import load
 
 pytestmark = pytest.mark.usefixtures("long_data")  # data/prose, a text, and data/many, documents
 
@@ -85,11 +85,11 @@ def test_a_number_of_guesses_is_the_place_in_the_sorted_list():
 def test_the_ngram_models_predict_as_in_ngram_py(name):
     """From the known text before each place alone."""
     data = load(name)
-    V = data.vocab_size
+    V = data.tokenizer.vocab_size
     places = choose_places(data, 1337)[:45]
     by_name = guess.ngram_probabilities(data, places)
     for model, order in guess.ORDERS.items():
-        table = ngram.NGrams(*ngram.count_ngrams(data.train, order, data.separator), V, data.separator)
+        table = ngram.NGrams(*ngram.count_ngrams(data.splits["train"], order, data.separator), V, data.separator)
         for i, (known, _) in enumerate(places):
             before = known if data.separator is None else [data.separator] * order + known
             rows = np.array([[*before[len(before) - order + 1 :], token] for token in range(V)])
@@ -99,10 +99,9 @@ def test_the_ngram_models_predict_as_in_ngram_py(name):
 def save_run(name: str, dataset: str) -> GPT:
     """A run of train.py, as far as lessons/guess.py looks at it."""
     data = load(dataset)
-    config = GPTConfig(data.vocab_size, block_size=8, n_layer=1, n_head=2, n_embd=16, zero_init=False)
+    config = GPTConfig(data.tokenizer.vocab_size, block_size=8, n_layer=1, n_head=2, n_embd=16, zero_init=False)
     model = GPT(config).eval()
-    save_model(Path("out", name, "best.pt"), model, data.tokenizer, config={"dataset": dataset})
-    Path("out", name, "log.jsonl").touch()
+    save_model(Path("out", name, "best.pt"), model, data.tokenizer, dataset=dataset)
     return model
 
 
@@ -151,7 +150,7 @@ def test_who_always_gives_up_has_the_entropy_and_the_bound_of_the_unigrams_ranks
     n = 150
     out, _ = play([""] * n, "--dataset=prose")
     data = load("prose")
-    order = [token for token, _ in Counter(data.train.tolist()).most_common()]
+    order = [token for token, _ in Counter(data.splits["train"].tolist()).most_common()]
     text = [token for _, token in choose_places(data, 1337)[:n]]
     ranks = [order.index(token) for token in text]
     by_rank = plain_entropy(ranks)
@@ -172,7 +171,7 @@ def test_who_is_always_right_has_entropy_0_and_sees_what_is_known(name, play):
         assert "For a newline, type \\n" in out and len(known) == guess.SHOWN and f"{'-' * 20}\n{known}\n" in out
         assert prompts[0].endswith(known[-50:].replace("\n", "\\n") + "_  ")
     else:
-        assert "The end of a line is a character, too: ." in out and "--------" not in out
+        assert "The end of a document is a character, too: ." in out and "--------" not in out
         text = "".join(right[:30])
         for i in range(30):
             assert prompts[i] == f"{i + 1:4}  {text[text[:i].rfind('.') + 1 : i]}_  "
@@ -192,7 +191,7 @@ def test_all_of_a_split_can_be_played_in_random_order(play):
     data = load("many")
     right = right_ones("many")
     assert right != right_ones("many", seed=2)
-    assert sorted("".join(right).split(".")[:-1]) == sorted(data.texts("val"))  # every line, each with its end
+    assert sorted("".join(right).split(".")[:-1]) == sorted(data.documents("val"))  # every line, each with its end
     out, _ = play([*right, "one too many"], "--dataset=many")
     assert "That was all." in out and result(out)["characters"] == str(len(right))
 
@@ -210,9 +209,9 @@ def test_a_game_ends_with_its_input(call, monkeypatch):
     assert status == 0 and result(out)["characters"] == "31"
 
 
-def test_tokens_that_are_no_characters_are_refused(fails):
-    prepare_data.prepare("prose.txt", tokenizer="bpe", vocab_size=260)
-    assert "cannot be guessed one by one" in fails(guess, "--dataset=prose_bpe260")
+def test_tokens_that_are_no_characters_are_refused(fails, gpt2_stand_in):
+    prepare_data.prepare("prose.txt", tokenizer="gpt2")
+    assert "cannot be guessed one by one" in fails(guess, "--dataset=prose_gpt2")
 
 
 def test_the_correction_makes_short_games_less_biased():

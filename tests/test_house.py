@@ -1,4 +1,5 @@
-"""What each file imports: nothing leads back to where it began, and two files work when they are copied alone."""
+"""What each file imports: nothing leads back to where it began, and the files of the GPT work when they are copied
+alone."""
 
 import ast
 import functools
@@ -15,16 +16,11 @@ from conftest import ROOT
 
 # A file imports files of lower floors. A file that is not listed here, such as one of your own, can be on any floor.
 FLOORS = (
-    "micrograd console model optim windows cells",
-    "files runtime fit bpe",
-    "tokenizer peft download layers",
-    "prepare_data gpt2 plots",
-    "dataset",
-    "checkpoint distributed bigram mlp attention rnn scaling seq2seq capacity",
-    "folder",
-    "train sample ngram word2vec",
-    "evaluate finetune rlhf mlm look estimate climb guess check recall",
-    "emergence",
+    "micrograd model cells",
+    "common peft",
+    "prepare_data sample optim kit",
+    "bigram ngram mlp attention train bpe capacity rnn recall seq2seq word2vec scaling rlhf fast finetune",
+    "gpt2 look evaluate climb guess mlm emergence check",
 )
 FLOOR_OF = {name: floor for floor, names in enumerate(FLOORS) for name in names.split()}
 ROOT_FILES = [path for path in ROOT.glob("*.py") if path.name != "mine.py"]  # the reader's own, see lessons/check.py
@@ -40,7 +36,7 @@ def imports(name: str) -> set[str]:
 
 
 def modules(nodes: Iterable[ast.AST]) -> set[str]:
-    """The modules that these nodes import: "model", or "lessons.fit"."""
+    """The modules that these nodes import: "model", or "lessons.kit"."""
     names = set()
     for node in nodes:
         if isinstance(node, ast.Import):
@@ -61,8 +57,6 @@ def test_a_file_imports_lower_floors_only():
 
 
 ALONE = """
-import sys
-from types import SimpleNamespace
 import torch
 from model import GPT, GPTConfig
 
@@ -70,13 +64,7 @@ torch.manual_seed(0)
 config = GPTConfig(vocab_size=11, block_size=8, n_layer=1, n_head=2, n_embd=16)
 model, idx = GPT(config), torch.randint(11, (4, 9))
 assert model.generate(idx[:, :1], 12, temperature=0).shape == (4, 13)
-
-sys.path.append("more")
-import optim
-
-options = {"weight_decay": 0.1, "momentum": 0.9, "beta1": 0.9, "beta2": 0.95, "learning_rate": 1e-2}
-options |= {"optimizer": "muon", "muon_learning_rate": 0.03}
-optimizer = optim.make_optimizer(model, SimpleNamespace(**options))
+optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
 losses = []
 for step in range(1, 21):
     loss = model(idx[:, :-1], idx[:, 1:])[1]
@@ -88,13 +76,29 @@ assert losses[-1] < losses[0] - 0.5
 """
 
 
-def test_copied_alone_into_an_empty_folder_a_model_generates_and_with_optim_it_trains():
-    Path("more").mkdir()
+def run_alone(*command: str) -> subprocess.CompletedProcess:
+    env = {**os.environ, "PYTHONPATH": ""}
+    return subprocess.run([sys.executable, *command], env=env, capture_output=True, encoding="utf-8", timeout=120)
+
+
+def test_copied_alone_into_an_empty_folder_a_model_generates_and_trains():
     shutil.copy(ROOT / "model.py", ".")
-    shutil.copy(ROOT / "optim.py", "more")
-    no_paths = os.environ | {"PYTHONPATH": ""}
-    done = subprocess.run([sys.executable, "-c", ALONE], capture_output=True, encoding="utf-8", env=no_paths)
+    done = run_alone("-c", ALONE)
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.slow
+def test_the_five_files_of_the_gpt_prepare_train_and_sample_when_they_are_copied_alone():
+    for name in ("model", "common", "prepare_data", "train", "sample"):
+        shutil.copy(ROOT / f"{name}.py", ".")
+    Path("my.txt").write_text(100 * "a fox and a hen. ")
+    training = ("train.py", "--dataset=my", "--n_layer=1", "--n_embd=16", "--max_iters=5", "--device=cpu")
+    for command in (("prepare_data.py", "my.txt"), training, ("sample.py", "--max_new_tokens=9", "--device=cpu")):
+        done = run_alone(*command)
+        assert done.returncode == 0, done.stderr
+    assert set(done.stdout) <= set("a fox and a hen. \n")
+    Path("common.py").unlink()  # the control
+    assert run_alone(*training).returncode != 0
 
 
 # ----------------------------------------------------------------------------- lessons start in the root
@@ -124,9 +128,12 @@ def test_no_file_of_the_root_imports_a_lesson_at_its_top():
 @pytest.mark.slow
 @pytest.mark.parametrize("path", LESSONS, ids=lambda path: path.stem)
 def test_both_forms_of_a_lesson_answer_help(path):
+    """... or import what they need, and do nothing, if a lesson is a library of others."""
+    has_options = "class Options" in path.read_text(encoding="utf-8")
     for form in ([Path("lessons", path.name)], ["-m", f"lessons.{path.stem}"]):
         done = run_lesson(*form, "--help")
         assert done.returncode == 0, done.stderr
+        assert ("  --" in done.stdout) == has_options
 
 
 @pytest.mark.parametrize("form", [["lessons/bpe.py"], ["-m", "lessons.bpe"]])
@@ -137,14 +144,14 @@ def test_a_lesson_runs_from_the_root(form):
 
 @pytest.mark.parametrize("lesson", [ROOT / "lessons" / "bpe.py", "lessons/bpe.py"])
 def test_in_another_folder_or_without_a_file_of_the_root_a_lesson_says_where_to_start_it(lesson):
-    shutil.copytree(ROOT / "lessons", "lessons")  # in the second case, this folder is a root without console.py
+    shutil.copytree(ROOT / "lessons", "lessons")  # in the second case, this folder is a root without common.py
     done = run_lesson(lesson, folder=Path())
     assert (done.returncode, done.stdout) == (2, "")
     advice = "in the folder of train.py, type: python lessons/bpe.py"
-    assert done.stderr == f"error: No module named 'console'; {advice}\n"
+    assert done.stderr == f"error: No module named 'common'; {advice}\n"
 
 
 def test_a_lesson_takes_the_files_of_the_root_before_installed_ones_of_the_same_name():
-    Path("console.py").write_text("raise SystemExit('an installed package')")
+    Path("common.py").write_text("raise SystemExit('an installed package')")
     done = run_lesson("lessons/bpe.py", "--help", path=str(Path().resolve()))
     assert done.returncode == 0, done.stderr

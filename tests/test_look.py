@@ -18,13 +18,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from conftest import NAMES, babble, gpt2_tensors, result, safetensors
+from conftest import babble, gpt2_tensors, result
+from test_gpt_js import attention_weights
 
 import prepare_data
-import sample
-from checkpoint import load_model, save_model
-from dataset import load
-from lessons import look
+from common import load, load_model, make_tokenizer, save_model
+from lessons import bpe, gpt2, look
 from mlp import contexts
 from model import GPT, GPTConfig
 from ngram import NGrams, count_ngrams, next_tokens
@@ -32,21 +31,25 @@ from ngram import NGrams, count_ngrams, next_tokens
 SHAPE = {"block_size": 16, "n_layer": 3, "n_head": 2, "n_embd": 16, "zero_init": False}
 
 
-def make_run(dataset: str, entries: dict | None = None, **options) -> GPT:
+def make_run(dataset: str, **options) -> GPT:
     """out/<dataset>/best.pt, as train.py writes it, with random weights."""
     data = load(dataset)
-    config = GPTConfig(**SHAPE | {"vocab_size": data.vocab_size, "start_token": data.start_token} | options)
-    model = GPT(config)
+    model = GPT(GPTConfig(**SHAPE | {"vocab_size": data.tokenizer.vocab_size} | options))
     for p in model.parameters():
         p.data *= 3  # so that they predict something
-    more = {"config": {"dataset": dataset}, "start_token": data.start_token, "val": 1.23456} | (entries or {})
-    save_model(Path("out", dataset, "best.pt"), model, data.tokenizer, **more)
+    save_run(dataset, model)
     return model.eval()
+
+
+def save_run(dataset: str, model: GPT) -> None:
+    data = load(dataset)
+    entries = {"dataset": dataset, "start_token": data.start_token, "val": 1.23456}
+    save_model(Path("out", dataset, "best.pt"), model, data.tokenizer, **entries)
 
 
 def written(call, *options: str, run: str = "tiny") -> tuple[str, dict]:
     """The page that lessons/look.py writes, and its facts."""
-    status, out, err = call(look, f"--init_from=out/{run}", *options)
+    status, out, err = call(look, f"out/{run}", *options)
     assert status == 0, err
     path = Path("out", run, "look.html")
     assert str(path.as_posix()) in out
@@ -88,9 +91,9 @@ def test_documents_are_whole_and_their_start_token_is_not_in_the_text(call, data
     _, facts = written(call, "--tokens=20", run="list")
     assert facts["start_token"] == 0 and facts["first"] == 0
     assert 10 < len(facts["text"]) <= 20 and facts["text"].endswith("\n") and facts["text"][0] != "\n"
-    assert "\n" + facts["text"] == load("list").tokenizer.decode(load("list").val[: len(facts["text"]) + 1].tolist())
-    Path("two.txt").write_text("emma\nava\n")
-    assert written(call, "--prompt_file=two.txt", run="list")[1]["text"] == "emma\nava\n"
+    val = load("list").splits["val"][: len(facts["text"]) + 1]
+    assert "\n" + facts["text"] == load("list").tokenizer.decode(val.tolist())
+    assert written(call, "--prompt=emma\nava\n", run="list")[1]["text"] == "emma\nava\n"
 
 
 def test_it_says_what_the_model_is(call, data):
@@ -121,7 +124,7 @@ def test_weights_are_rounded_if_that_changes_the_loss_by_less_than_a_thousandth(
     for p in model.parameters():
         p.data *= 5  # now small differences matter
     data = load("tiny")
-    save_model(Path("out/tiny/best.pt"), model, data.tokenizer, config={"dataset": "tiny"}, start_token=None)
+    save_run("tiny", model)
     exact = look.validation_loss(model, data)
     page, facts = written(call)
     assert facts["bits"] == 32 and "rounded" not in facts["about"]
@@ -134,7 +137,7 @@ def test_weights_are_rounded_if_that_changes_the_loss_by_less_than_a_thousandth(
 
 def test_the_training_text_is_in_the_page_as_far_as_it_is_counted(call, data):
     make_run("tiny")
-    train = load("tiny").train
+    train = load("tiny").splits["train"]
     page, facts = written(call)
     assert unpacked(page, "counted") == train.astype(np.uint8).tobytes()
     assert facts["counting"] == {"bits_per_token": 8, "separator": None, "order": 8, "discount": 0.85} | {
@@ -150,13 +153,13 @@ def test_the_training_text_is_in_the_page_as_far_as_it_is_counted(call, data):
     make_run("wide")
     page, facts = written(call, run="wide")
     assert facts["counting"]["bits_per_token"] == 16
-    assert np.array_equal(np.frombuffer(unpacked(page, "counted"), "<u2"), load("wide").train)
+    assert np.array_equal(np.frombuffer(unpacked(page, "counted"), "<u2"), load("wide").splits["train"])
 
 
 def test_text_never_becomes_html(call):
     text = "</script><script>alert(1)</script> &lt; & <!-- facts --> <b>\"'\t$& \\1\n"
     Path("nasty.txt").write_text(text * 40, encoding="utf-8")
-    prepare_data.prepare("nasty.txt", "bpe", 400)
+    bpe.prepare("nasty.txt", "", 400, "")
     make_run("nasty_bpe400")
     page, facts = written(call, f"--prompt={text}", run="nasty_bpe400")
     assert facts["text"] == text
@@ -174,7 +177,7 @@ def test_it_is_small_and_needs_no_network(call):
     Path("large.txt").write_text("".join(chars[i * i % 65] for i in range(9000)) + chars, encoding="utf-8")
     prepare_data.prepare("large.txt")
     make_run("large", block_size=128, n_layer=4, n_head=4, n_embd=128)
-    status, out, _ = call(look, "--init_from=out/large", "--weights=int8")
+    status, out, _ = call(look, "out/large", "--weights=int8")
     size = Path("out/large/look.html").stat().st_size
     assert status == 0 and size < 1_500_000
     assert float(result(out)["megabytes"]) == pytest.approx(size / 1e6, abs=1e-3)
@@ -187,18 +190,19 @@ def test_it_is_small_and_needs_no_network(call):
 def test_a_page_is_refused_for_all_that_it_contains(fails, data, monkeypatch):
     make_run("tiny")
     monkeypatch.setattr(look, "compress", lambda data: "A" * 700_000)  # as if the text were long
-    assert "the page would have about 1 MB; if" in fails(look, "--init_from=out/tiny", "--max_megabytes=1")
+    assert "the page would have about 1 MB; if" in fails(look, "out/tiny", "--max_megabytes=1")
     assert not Path("out/tiny/look.html").exists()
 
 
 @pytest.mark.usefixtures("gpt2_stand_in")
 def test_gpt2_is_refused_with_its_size_unless_it_is_asked_for(call, fails):
-    weights = Path("data/downloads/gpt2/model.safetensors")
-    weights.parent.mkdir(parents=True)
-    weights.write_bytes(safetensors(gpt2_tensors(L=1, C=160)))
-    error = fails(look, "--init_from=gpt2")
+    options = {**gpt2.GPT2_OPTIONS, "vocab_size": 50_257, "block_size": 24, "n_layer": 1, "n_head": 2, "n_embd": 160}
+    model = GPT(GPTConfig(**options))
+    model.load_state_dict(gpt2.rename(gpt2_tensors(L=1, C=160)))
+    save_model(Path("out/gpt2/best.pt"), model, make_tokenizer({"kind": "gpt2"}), dataset="", start_token=50_256)
+    error = fails(look, "out/gpt2")
     assert "the page would have about 45 MB; if you want that, use --max_megabytes=55, or --weights=int8" in error
-    run = ["--init_from=gpt2", "--weights=int8", "--prompt=The cat sat"]
+    run = ["gpt2", "--weights=int8", "--prompt=The cat sat"]
     assert call(look, *run)[0] == 0  # of this width, 11 MB
     assert "about 11 MB" in fails(look, *run, "--max_megabytes=10")
     page = Path("out/gpt2/look.html").read_text(encoding="utf-8")
@@ -216,27 +220,18 @@ def test_gpt2_is_refused_with_its_size_unless_it_is_asked_for(call, fails):
 
 
 def test_what_a_user_can_cause_gives_one_line(call, fails, data):
-    assert "no run of train.py" in fails(look)
+    assert "no run with a best.pt in out/; start python train.py" in fails(look)
     make_run("tiny")
-    Path("one.txt").write_text("a")
-    run = "--init_from=out/tiny"
-    Path("empty.txt").write_text("")
-    assert "no file gone.txt; check" in fails(look, run, "--prompt_file=gone.txt")
-    assert "empty.txt is empty; " in fails(look, run, "--prompt_file=empty.txt")
-    assert "--prompt and --prompt_file; give one" in fails(look, run, "--prompt=a", "--prompt_file=one.txt")
-    assert "the vocabulary lacks" in fails(look, run, "--prompt=Ω Ω")
+    assert "the vocabulary lacks" in fails(look, "--prompt=Ω Ω")
     assert not Path("out/tiny/look.html").exists()
-    error = fails(look, run, "--prompt=the cat", "--out_dir=tiny.txt")  # a file is no folder
-    assert error.startswith("error: cannot write tiny.txt")
+    assert "tiny.txt" in fails(look, "out/tiny", "--prompt=the cat", "--out_dir=tiny.txt")  # a file is no folder
 
 
 def test_a_model_that_gpt_js_does_not_have_is_refused_with_the_option(data, fails, monkeypatch):
     make_run("tiny")
     for name, values in look.CHOICES.items():
         monkeypatch.setitem(look.CHOICES, name, values[:1])  # as if a fork had added the others
-    assert "gpt.js has no position=rope; add it there" in fails(look, "--init_from=out/tiny", "--prompt=a")
-    make_run("tiny", position="learned", activation="relu", entries={"peft": {"method": "lora"}})
-    assert "no layers of lessons/peft.py" in fails(look, "--init_from=out/tiny", "--prompt=a")
+    assert "gpt.js has no position=rope; add it there" in fails(look, "out/tiny", "--prompt=a")
 
 
 def test_all_options_of_a_model_are_known():
@@ -249,26 +244,16 @@ def test_all_options_of_a_model_are_known():
 
 def test_the_page_can_be_written_elsewhere(call, data):
     make_run("tiny")
-    assert call(look, "--init_from=out/tiny", "--prompt=the cat", "--out_dir=elsewhere")[0] == 0
+    assert call(look, "out/tiny", "--prompt=the cat", "--out_dir=elsewhere")[0] == 0
     assert Path("elsewhere/look.html").exists() and not Path("out/tiny/look.html").exists()
-
-
-def test_a_dataset_that_has_changed_since_the_run_is_remarked(call, data):
-    dataset = load("list")
-    make_run("list", entries={"text": dataset.hashes()})
-    note = "note: list has changed since this run: its val split may have lines that the model was trained on\n"
-    assert "note" not in call(look, "--init_from=out/list")[1]
-    Path("list.txt").write_text("\n".join(NAMES * 5))
-    prepare_data.prepare("list.txt", documents="lines")
-    assert note in call(look, "--init_from=out/list")[1]
 
 
 def test_a_dataset_that_no_longer_fits_is_left_out(call, data):
     make_run("tiny")
     Path("tiny.txt").write_text(babble(1200) + "é")
     prepare_data.prepare("tiny.txt")
-    status, out, err = call(look, "--init_from=out/tiny")
-    assert status == 0 and "has other tokens than out/tiny/best.pt, so the page has none of its text" in out, err
+    status, out, err = call(look, "tiny")
+    assert status == 0 and "data/tiny has other tokens than the model, so the page has none of its text" in out, err
     facts = json.loads(part(Path("out/tiny/look.html").read_text(encoding="utf-8"), "facts"))
     assert facts["text"] == "" and facts["counting"] is None and facts["bits"] == 32
 
@@ -276,9 +261,18 @@ def test_a_dataset_that_no_longer_fits_is_left_out(call, data):
 def test_predictions_that_are_not_numbers_are_an_error(call, fails, data):
     model = make_run("tiny")
     model.lm_head.weight.data.fill_(math.nan)
-    dataset = load("tiny")
-    save_model(Path("out/tiny/best.pt"), model, dataset.tokenizer, config={"dataset": "tiny"}, start_token=None)
-    assert "NaN" in fails(look, "--init_from=out/tiny", "--tokens=20")
+    save_run("tiny", model)
+    assert "NaN" in fails(look, "out/tiny", "--tokens=20")
+
+
+def test_predictions_are_made_from_the_document_alone(call, data):
+    model = make_run("list")
+    check = written(call, "--prompt=emma\nava\nliam", "--weights=float32", run="list")[1]["check"]
+    encode, expected = load("list").tokenizer.encode, []
+    for text in ("\nemma\n", "\nava\n", "\nliam"):
+        ids = encode(text)
+        expected += [log_softmax(model, ids[:i])[ids[i]].item() for i in range(1, len(ids))]
+    assert check["ids"] == encode("\nemma\nava\nliam") and check["log_p"] == pytest.approx(expected, abs=1e-5)
 
 
 # ----------------------------------------------------------------------------- the page in a browser
@@ -454,8 +448,8 @@ def test_counting_stands_beside_it_and_a_mixture(call, data, browser):
         text = "the cat" if dataset == "tiny" else "emma"
         browser.type(text)
         start = [0] if dataset == "list" else []
-        ids, V = start + dataset_.tokenizer.encode(text), dataset_.vocab_size
-        table = NGrams(*count_ngrams(dataset_.train, 8, dataset_.separator), V, dataset_.separator)
+        ids, V = start + dataset_.tokenizer.encode(text), dataset_.tokenizer.vocab_size
+        table = NGrams(*count_ngrams(dataset_.splits["train"], 8, dataset_.separator), V, dataset_.separator)
         X, _ = contexts(np.array([*ids, 0]), np.arange(1, len(ids) + 1), 7, dataset_.separator)
         q = next_tokens(partial(table.kneser_ney, discount=0.85), X.numpy(), V)
         counted, both = surprises(browser, "8-gram"), surprises(browser, "both")
@@ -478,7 +472,7 @@ def test_the_token_after_the_caret_or_below_the_mouse_is_explained(browser, tiny
     heading = lambda: browser.run("heading.textContent")
     assert heading().startswith("Token 4: c had p = ") and f"{bits[3]:.2f} bits" in heading()
     assert [name for name, _ in bars(browser, "GPT") if "✓" in name] == ["✓ c"]
-    weights = sample.attention_weights(tiny, torch.tensor([ids[:4]]))[:, 0, :, -1]  # (3, 2, 4)
+    weights = attention_weights(tiny, ids[:4])  # (3, 2, 4)
     shown = browser.run("tokens.map((token) => +token.span.style.getPropertyValue('--a'))")
     mean = weights.mean(dim=(0, 1))
     assert shown == pytest.approx([*(mean / mean.max()).tolist(), *[0] * 7], abs=1e-4)
@@ -488,7 +482,7 @@ def test_the_token_after_the_caret_or_below_the_mouse_is_explained(browser, tiny
     assert shown[:4] == pytest.approx((weights[1, 1] / weights[1, 1].max()).tolist(), abs=1e-4)
     with torch.no_grad():
         x = tiny.transformer.ln_f(tiny.transformer.wte.weight[ids[3]])
-        first = tiny.logits(x).softmax(dim=0)
+        first = tiny.lm_head(x).softmax(dim=0)
     rows = browser.run("[...layers.rows].map((row) => [...row.cells].map((cell) => cell.textContent))")
     assert [row[0] for row in rows] == ["embedding", "block 1", "block 2", "block 3"]
     assert float(rows[0][1].strip("< %")) == pytest.approx(100 * first[ids[4]].item(), abs=0.06)
@@ -541,8 +535,9 @@ def test_sliders_reshape_the_bars_and_say_the_options(browser, tiny):
 
 
 @pytest.mark.parametrize("dataset", ["tiny", "list"])
-def test_it_continues_as_sample_py_until_it_is_stopped(call, data, browser, dataset):
-    model = make_run(dataset, start_token=None)
+def test_it_continues_as_python_until_it_is_stopped(call, data, browser, dataset):
+    """... where each document has its own context."""
+    model = make_run(dataset)
     written(call, "--weights=float32", run=dataset)
     browser.show(dataset)
     tokenizer = load(dataset).tokenizer
@@ -555,18 +550,28 @@ def test_it_continues_as_sample_py_until_it_is_stopped(call, data, browser, data
         start = [0] if dataset == "list" or not text else []
         first = start + tokenizer.encode(text)
         n = browser.run("known.length") - len(text)
-        expected = sample.generate(model, torch.tensor([first]), n, temperature=0)[0].tolist()
+        expected = model.generate(torch.tensor([first]), n, temperature=0)[0].tolist()
+        if dataset == "list":
+            expected, context = [*first], first
+            for _ in range(n):
+                token = log_softmax(model, context).argmax().item()
+                expected.append(token)
+                context = [0] if token == 0 else [*context, token]
+                context = context[-8:] if len(context) > 16 else context
         found = browser.run("input.value")
         assert found == tokenizer.decode(expected[len(start) :])
         assert browser.run("$('play').textContent") == "▶ Continue"
-        assert "longer than the context of 16 tokens" in browser.run("note.textContent")
+        if dataset == "tiny":
+            assert "longer than the context of 16 tokens" in browser.run("note.textContent")
         time.sleep(0.1)
         assert browser.run("input.value") == found  # it has stopped
         # Read as if it had been typed: only an empty text starts from a newline
         if text or dataset == "tiny":
             browser.type(found[:-1])
-            ids = ([0] if dataset == "list" else []) + tokenizer.encode(found[:10])
-            assert surprises(browser)[1 - (dataset == "list") : 10] == pytest.approx(bits_of(model, ids), abs=1e-4)
+            document = found[:10].split("\n")[0] if dataset == "list" else found[:10]
+            expected = bits_of(model, ([0] if dataset == "list" else []) + tokenizer.encode(document))
+            shown = surprises(browser)[1 - (dataset == "list") : len(document)]
+            assert shown == pytest.approx(expected, abs=1e-4)
             assert (surprises(browser)[0] is None) == (dataset == "tiny")
 
 
@@ -626,12 +631,12 @@ def test_after_a_while_in_a_hidden_tab_it_does_not_catch_up(browser, tiny):
 def test_documents_are_encoded_one_by_one(call, browser):
     lines = [f"    {'  ' * (i % 3)}line {i % 7} of it" for i in range(300)]
     Path("code.txt").write_text("\n".join(lines))
-    prepare_data.prepare("code.txt", "bpe", 280, documents="lines")
+    bpe.prepare("code.txt", "lines", 280, "")
     model = make_run("code_bpe280")
     _, facts = written(call, "--weights=float32", run="code_bpe280")
     browser.show("code_bpe280")
     ids = facts["check"]["ids"]
-    assert ids == load("code_bpe280").val[: len(ids)].tolist() and ids.count(ids[0]) > 1
+    assert ids == load("code_bpe280").splits["val"][: len(ids)].tolist() and ids.count(ids[0]) > 1
     assert browser.run("ids")[: len(ids)] == ids
     first = ids[: ids.index(ids[0], 1) + 1][:16]  # up to the next separator, and within the context
     assert surprises(browser)[: len(first) - 1] == pytest.approx(bits_of(model, first), abs=1e-4)
@@ -670,7 +675,7 @@ def test_a_gpt_js_that_computes_something_else_is_noticed(call, data, browser):
 
 def test_bytes_of_a_character_are_shown_as_bytes(call, browser):
     Path("wide.txt").write_text("naïve 🙂\n" * 200, encoding="utf-8")
-    prepare_data.prepare("wide.txt", "bpe", 257)
+    bpe.prepare("wide.txt", "", 257, "")
     model = make_run("wide_bpe257")
     written(call, "--prompt=é🙂", "--weights=float32", run="wide_bpe257")
     browser.show("wide_bpe257")
@@ -687,7 +692,7 @@ def test_bytes_of_a_character_are_shown_as_bytes(call, browser):
     browser.run("pause()")
     browser.wait(READY)
     ids = browser.run("ids")
-    assert ids == sample.generate(model, torch.tensor([ids[:6]]), len(ids) - 6, temperature=0)[0].tolist()
+    assert ids == model.generate(torch.tensor([ids[:6]]), len(ids) - 6, temperature=0)[0].tolist()
     assert browser.run("tokens.map((token) => token.text).join('') === input.value")
     buttons = browser.run(
         "[...$('GPT').querySelectorAll('button')].map((button) => [button.textContent, button.disabled])"

@@ -10,10 +10,9 @@ import torch
 from conftest import NAMES, result
 
 import ngram
-import optim
 import prepare_data
-from dataset import load
-from lessons import mlm
+from common import load
+from lessons import mlm, optim
 from lessons.mlm import END, FIRST, MASK, PAD, Encoder, encode, fill, hide_letters, letter_loss, ngram_losses
 from model import GPT, GPTConfig
 
@@ -204,8 +203,8 @@ def prepare(name: str, documents: list[str]) -> None:
 
 
 def test_documents_with_gaps_or_newlines_are_left_out():
-    Path("list.txt").write_text("\n\n".join([*NAMES * 20, *["a_b", "a\nb"] * 20]))
-    prepare_data.prepare("list.txt", documents="blank")
+    Path("list.txt").write_text("\n***\n".join([*NAMES * 20, *["a_b", "a\nb"] * 20]))
+    prepare_data.prepare("list.txt", documents="***")
     data = load("list")
     words = [mlm.read_words(data, split) for split in ("train", "test")]
     assert {*words[0], *words[1]} == {*NAMES}

@@ -11,7 +11,6 @@ from conftest import result
 
 from lessons import recall
 from lessons.cells import CELLS
-from sample import KVCache
 
 
 def test_the_first_letter_is_asked_for_after_k_others():
@@ -57,15 +56,16 @@ def test_the_gates_that_keep_a_state_start_open_alike(name):
     assert (cell.bias_ih_l0[H : 2 * H] == 1).all() and (cell.bias_ih_l0 == 1).sum() == H
 
 
+@torch.no_grad()
 def test_the_bytes_of_a_state_and_of_a_cache(monkeypatch):
     monkeypatch.setattr(recall, "TEXT", 24)
     idx = torch.zeros(1, 24, dtype=torch.long)
     for model in map(recall.make_small, CELLS):
         assert recall.bytes_kept(model) == sum(state.nbytes for state in model(idx)[1]) > 0
     gpt = recall.make_small("gpt")
-    cache = KVCache(gpt, 1)
+    cache = [torch.empty(2, 1, 2, 256, 16) for _ in range(2)]  # keys and values, of two heads, in two layers
     gpt.hidden_states(idx, cache)
-    assert recall.bytes_kept(gpt) == sum(part[:, :, :24].nbytes for kv in cache.kv for part in kv) > 0
+    assert recall.bytes_kept(gpt) == sum(kv[:, :, :, :24].nbytes for kv in cache) > 0
 
 
 @pytest.mark.parametrize("name", [*CELLS, "gpt"])

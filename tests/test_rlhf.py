@@ -8,18 +8,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from conftest import result
+from conftest import loss_of, result
 
 import prepare_data
-import sample
-from console import UserError
-from dataset import Dataset
-from lessons import evaluate, plots, rlhf
-from lessons.fit import fit
+from common import CharTokenizer, Dataset, UserError, load, load_model
+from lessons import rlhf
+from lessons.optim import Recipe, fit
 from lessons.rlhf import BEST_OF, FOLDER, MAX_TOKENS, Task, complete, drawn, log_probs, rewards, with_scalar_head
 from model import GPT, GPTConfig
-from optim import Recipe
-from tokenizer import CharTokenizer
 
 TOKENIZER = CharTokenizer(sorted("\nabdeiorstu"))
 NEWLINE = TOKENIZER.encode("\n")[0]
@@ -55,7 +51,7 @@ def task() -> Task:
     base = GPT(GPTConfig(**SMALL)).eval().requires_grad_(False)
     base.load_state_dict(trained_weights())
     ids = [np.array(TOKENIZER.encode("\n" + "\n".join(part) + "\n"), np.uint16) for part in (WORDS[:500], WORDS[500:])]
-    data = Dataset("list", *ids, None, TOKENIZER, TOKENIZER.vocab_size, NEWLINE, {})
+    data = Dataset("list", dict(zip(("train", "val"), ids, strict=True)), {}, TOKENIZER, NEWLINE, NEWLINE)
     known = {triple for word in WORDS for triple in rlhf.n_grams(word, 3)}
     torch.manual_seed(0)
     words = [rlhf.read_words(data, split) for split in ("train", "val")]
@@ -85,11 +81,8 @@ def small(monkeypatch):
 # ----------------------------------------------------------------------------- as a user runs it
 
 
-def test_all_stages_end_with_a_table_a_plot_and_models_that_invent_words(call, small, monkeypatch):
-    """A stage alone trains the same policy. lessons/evaluate.py finds the loss of the table: the checkpoint says that
-    attention stops between words."""
-    plotted = []
-    monkeypatch.setattr(plots, "save", lambda figure, path: plotted.append((figure, path)))
+def test_all_stages_end_with_a_table_a_plot_and_models_that_invent_words(call, small, figures):
+    """A stage alone trains the same policy. The loss of the table is that of the saved model."""
     status, out, err = call(rlhf, "--dataset=list", "--plot")
     assert status == 0, err
     names = ["base", f"best of {BEST_OF[-1]}", "PPO", "PPO, group", "PPO, beta 0", "PPO, beta 1", "DPO"]
@@ -103,7 +96,7 @@ def test_all_stages_end_with_a_table_a_plot_and_models_that_invent_words(call, s
     assert list(found) == ["model", "dataset", "params", *keys]
     assert f"{float(found['win_rate_dpo']):.1%}" in table[names.index("DPO")]
 
-    ((figure, path),) = plotted
+    ((figure, path),) = figures
     assert path == FOLDER / "rlhf.png"
     curves = {line.get_label(): line.get_xydata() for line in figure.axes[0].lines}
     assert list(curves) == ["best of n", *names[2:]] and len(curves["best of n"]) == len(BEST_OF)
@@ -113,15 +106,15 @@ def test_all_stages_end_with_a_table_a_plot_and_models_that_invent_words(call, s
 
     saved = {"base.pt", "ppo.pt", "ppo_group.pt", "ppo_beta_0.pt", "ppo_beta_1.pt", "dpo.pt"}
     assert {path.name for path in FOLDER.glob("*.pt")} == saved
-    status, words, err = call(sample, f"--init_from={FOLDER / 'ppo_group.pt'}", "--num_samples=3", "--stop")
-    assert status == 0 and len(words.splitlines()) == 3, err
+    model, tokenizer = load_model(FOLDER / "ppo_group.pt")
+    words = model.generate(torch.tensor([tokenizer.encode("\nb")] * 3), 9)
+    assert all(tokenizer.decode(row).startswith("\nb") for row in words.tolist())
 
     alone = call(rlhf, "--dataset=list", "--stage=dpo")[1]
     assert table[names.index("DPO")].split() in [line.split() for line in alone.splitlines()]
     assert "\nPPO" not in alone
-    status, out, err = call(evaluate, f"--init_from={FOLDER / 'dpo.pt'}", "--dtype=float32")
-    assert status == 0, err
-    assert float(result(out)["val"]) == pytest.approx(float(table[names.index("DPO")].split()[-1]), abs=0.00051)
+    val = loss_of(load_model(FOLDER / "dpo.pt")[0], load("list"), "val")
+    assert val == pytest.approx(float(table[names.index("DPO")].split()[-1]), abs=0.00051)
 
 
 def test_wrong_options(fails):
@@ -150,12 +143,12 @@ def test_the_melodic_rule_counts_vowels_repetitions_and_unknown_triples(task):
 # ----------------------------------------------------------------------------- words as tensors
 
 
-def test_completed_words_are_those_of_sample_py_up_to_the_first_newline(task):
+def test_completed_words_are_those_of_generate_up_to_the_first_newline(task):
     prompts = task.prompts(50)
     torch.manual_seed(5)
     ids = complete(task.base, prompts)
     torch.manual_seed(5)
-    reference = sample.generate(task.base, prompts, MAX_TOKENS - 2)
+    reference = task.base.generate(prompts, MAX_TOKENS - 2)
     expected = [TOKENIZER.decode(row[1:]).split("\n")[0] for row in reference.tolist()]
     assert torch.equal(ids, rows(*expected)) and task.texts(ids) == expected
     assert len({len(word) for word in expected}) > 3

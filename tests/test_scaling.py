@@ -1,6 +1,5 @@
 import math
 import re
-from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -9,13 +8,11 @@ import pytest
 import torch
 from conftest import babble, result
 
-import optim
 import prepare_data
-from dataset import load
-from lessons import scaling
+from lessons import optim, scaling
 from lessons.scaling import PUBLISHED, Law, cheapest, fit_law, make_recipe
 from model import GPT, GPTConfig
-from runtime import Worker
+from prepare_data import load
 
 FAMILY = Law(E=0.87, A=170, B=131, alpha=0.585, beta=0.413)  # like the law that was found for the family
 
@@ -198,7 +195,8 @@ def test_the_cheapest_models_are_printed_with_their_cost(capsys):
 
 def test_the_family_has_sizes_and_budgets_that_double():
     shape = {"n_layer": scaling.N_LAYER, "n_head": scaling.N_HEAD, "block_size": scaling.BLOCK_SIZE}
-    sizes = [GPT(GPTConfig(96, n_embd=width, **shape)).num_params(non_embedding=True) for width in scaling.WIDTHS]
+    models = [GPT(GPTConfig(96, n_embd=width, **shape)) for width in scaling.WIDTHS]
+    sizes = [model.num_params() - model.transformer.wte.weight.numel() for model in models]
     assert all(1.6 < larger / size < 2.4 for size, larger in pairwise(sizes))
     assert all(larger == 2 * budget for budget, larger in pairwise(scaling.STEPS))
     for width, max_iters in ((32, 192), (128, 1536)):
@@ -221,7 +219,8 @@ def small(monkeypatch):
 
 
 def test_a_run_sees_no_token_twice_and_ends_with_its_schedule(small, monkeypatch):
-    dataset, worker, seen, rates = load("long"), Worker.pick("cpu", "float32"), [], []
+    dataset, device, seen, rates = load("long"), torch.device("cpu"), [], []
+    V = dataset.tokenizer.vocab_size
     read, step = scaling.read_windows, optim.Optimizer.step
 
     def remember(tokens, starts, stops, T):
@@ -230,13 +229,13 @@ def test_a_run_sees_no_token_twice_and_ends_with_its_schedule(small, monkeypatch
 
     monkeypatch.setattr(scaling, "read_windows", remember)
     monkeypatch.setattr(optim.Optimizer, "step", lambda self: rates.append(self.param_groups[0]["lr"]) or step(self))
-    N, loss = scaling.train_once(16, 32, dataset, worker, seed=0)
+    N, loss = scaling.train_once(16, 32, dataset, device, seed=0)
     assert len(seen) == len(set(seen)) == 32 * 64
     assert len(rates) == 32 and rates[0] == max(rates) and rates[-1] < 0.05 * max(rates)
-    assert 12 * 16 * 16 + 16 * dataset.vocab_size + 3 * 16 == N  # matrices, output layer, norms
-    assert loss < math.log(dataset.vocab_size) and scaling.train_once(16, 32, dataset, worker, seed=0)[1] == loss
-    shuffled = replace(dataset, val=dataset.val[np.random.default_rng(0).permutation(len(dataset.val))])
-    assert scaling.train_once(16, 32, shuffled, worker, seed=0)[1] > loss + 0.2  # on the validation split
+    assert 12 * 16 * 16 + 16 * V + 3 * 16 == N  # matrices, output layer, norms
+    assert loss < math.log(V) and scaling.train_once(16, 32, dataset, device, seed=0)[1] == loss
+    dataset.splits["val"] = np.random.default_rng(0).permutation(dataset.splits["val"])
+    assert scaling.train_once(16, 32, dataset, device, seed=0)[1] > loss + 0.2  # on the validation split
 
 
 def test_the_script_predicts_the_largest_run_and_measures_it(small, call, figures, monkeypatch):

@@ -277,6 +277,6 @@ def test_the_plot_of_cross_attention(few, call, figures):
 
 
 def test_wrong_options_are_an_error_in_one_line(fails):
-    assert "not a multiple" in fails(seq2seq, "--n_head=3")
+    assert "must be a multiple" in fails(seq2seq, "--n_head=3")
     for option in ("--attention=false", "--rnn"):
         assert "--plot" in fails(seq2seq, option, "--plot")

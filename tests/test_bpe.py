@@ -1,4 +1,4 @@
-"""Text to tokens and back, and training BPE."""
+"""Training BPE, encoding and decoding."""
 
 import itertools
 import json
@@ -6,16 +6,16 @@ import random
 import re
 import unicodedata
 from collections import Counter
+from pathlib import Path
 
+import numpy as np
 import pytest
-import requests
-from conftest import babble
+from conftest import NAMES, babble
 
-from console import UserError
+from common import BPETokenizer, CharTokenizer, UserError, load, make_tokenizer
 from lessons import bpe
 from lessons.bpe import (
-    BPETokenizer,
-    NumberTokenizer,
+    bpe_tokenizer,
     decode_plainly,
     encode_plainly,
     merge,
@@ -24,53 +24,36 @@ from lessons.bpe import (
     train_bpe,
     train_plainly,
 )
-from tokenizer import CharTokenizer, make_tokenizer, start_ids, token_names
 
 # emoji (one of them several code points), CRLF, a combining mark that stands alone, other scripts, runs of white space
 HARD = "naïve 👩‍🚀🎉\r\n\u0301 ½ Ⅷ ١٢ 中文字  \t\n\n   don't we'll İ\u00a0x\u2003y \x1c!\n"
 HARD += "    indented\n" * 3
 
 
-def hard_tokenizer(kind: str, request) -> CharTokenizer | BPETokenizer:
-    if kind == "gpt2":
+@pytest.fixture(params=["bpe", "gpt2"])
+def tokenizer(request) -> BPETokenizer:
+    if request.param == "gpt2":
         request.getfixturevalue("gpt2_vocabulary")
-        return BPETokenizer()
-    return CharTokenizer(sorted(set(HARD))) if kind == "char" else BPETokenizer(train_bpe(HARD * 3, 400))
-
-
-@pytest.fixture(params=["char", "bpe", "gpt2"])
-def tokenizer(request):
-    return hard_tokenizer(request.param, request)
+        return make_tokenizer({"kind": "gpt2"})
+    return bpe_tokenizer(train_bpe(HARD * 3, 400))
 
 
 @pytest.mark.parametrize("text", [HARD, "", "    "])
 def test_decoding_what_was_encoded_gives_the_text(tokenizer, text):
-    if isinstance(tokenizer, CharTokenizer):
-        text = "".join(c for c in text if c in tokenizer.chars)
     ids = tokenizer.encode(text)
     assert tokenizer.decode(ids) == text
-    assert tokenizer.decode_bytes(ids) == text.encode()
     assert all(0 <= i < tokenizer.vocab_size for i in ids)
 
 
 def test_a_tokenizer_survives_json(tokenizer):
-    again = make_tokenizer(json.loads(json.dumps(tokenizer.to_dict())))
+    again = make_tokenizer(json.loads(json.dumps(tokenizer.fields)))
     assert again.encode(HARD) == tokenizer.encode(HARD)
     assert again.vocab_size == tokenizer.vocab_size
 
 
 def test_special_tokens_in_a_text_are_ordinary_text(tokenizer):
-    if not isinstance(tokenizer, CharTokenizer):
-        assert tokenizer.decode(tokenizer.encode("a<|endoftext|>b")) == "a<|endoftext|>b"
-        assert len(tokenizer.encode("<|endoftext|>")) > 1
-
-
-def test_characters_that_the_vocabulary_lacks_are_listed():
-    """... as themselves, with their code points, and with the advice of the caller."""
-    with pytest.raises(UserError, match=r"lacks '\\n' \(U\+000A\), 'x' \(U\+0078\), '€' \(U\+20AC\); leave them out$"):
-        CharTokenizer("abc").encode("a€xb\n")
-    with pytest.raises(UserError, match=r"lacks 'é' \(U\+00E9\); read the manual$"):
-        CharTokenizer("abc").encode("é", "read the manual")
+    assert tokenizer.decode(tokenizer.encode("a<|endoftext|>b")) == "a<|endoftext|>b"
+    assert len(tokenizer.encode("<|endoftext|>")) > 1
 
 
 SCRIPTS = {
@@ -88,21 +71,12 @@ def test_bpe_joins_marks_to_their_letters(script):
     """A word with vowel signs or accents is one piece, which can become one token; and every text comes back."""
     text = SCRIPTS[script]
     ranks = train_bpe(text * 20, 700)
-    tokenizer = BPETokenizer(ranks)
+    tokenizer = bpe_tokenizer(ranks)
     assert tokenizer.decode(tokenizer.encode(text * 3)) == text * 3
     assert [i for word in split_words(text) for i in tokenizer.encode(word)] == tokenizer.encode(text)
     if script != "emoji":
         assert len(split_words(text)) <= len(re.findall(r"\w\S*|[।,]|\n", text.replace("।", " ।").replace(",", " ,")))
         assert text.split()[0].encode() in ranks
-
-
-def test_numbers_stand_for_tokens_whose_text_is_unknown():
-    tokenizer = make_tokenizer(NumberTokenizer(50).to_dict())
-    assert tokenizer.encode("17 4") == [17, 4] and tokenizer.decode([17, 4]) == "17 4 "
-    assert tokenizer.vocab_size == 50 and start_ids(tokenizer) == [0]
-    for text in ("50", "a", "-1", "1.5", "9" * 5000):
-        with pytest.raises(UserError, match="the tokens are the numbers 0 to 49; write numbers, such as 17 4"):
-            tokenizer.encode(text, "leave them out")
 
 
 def naive_bpe(text: str, vocab_size: int) -> dict[bytes, int]:
@@ -189,13 +163,13 @@ def test_plain_encoding_gives_the_ids_of_tiktoken_and_decoding_gives_the_text():
     text = babble(100) + HARD.replace("\x1c", "")
     ids = train_bpe(text, 400)
     encoded = [i for word in split_words(text) for i in encode_plainly(word, ids)]
-    assert encoded == BPETokenizer(ids).encode(text)
+    assert encoded == bpe_tokenizer(ids).encode(text)
     assert decode_plainly(encoded, ids) == text
     single = train_plainly([], 9)  # nothing to learn from: each byte stays a token, and a character is several
     assert encode_plainly("🎉", single) == list("🎉".encode()) and decode_plainly(HARD.encode(), single) == HARD
     for part in ("🎉".encode()[:3], "🎉".encode()[2:], b"\xff"):
         shown = decode_plainly([*b"a", *part, *b"b"], single)
-        assert shown == BPETokenizer(single).decode([*b"a", *part, *b"b"]) and "\ufffd" in shown
+        assert shown == bpe_tokenizer(single).decode([*b"a", *part, *b"b"]) and "\ufffd" in shown
         assert shown[0] + shown[-1] == "ab"
 
 
@@ -205,7 +179,7 @@ def test_plain_encoding_merges_in_the_order_of_learning_also_where_a_long_token_
     for _ in range(60):
         letters = rng.choice(["ab", "aab", "abc", "é中a"])
         ids = train_plainly(split_words("".join(rng.choices(letters + " ", k=150))), rng.randint(0, 30))
-        tiktoken, lengths = BPETokenizer(ids), [len(token) for token in ids]
+        tiktoken, lengths = bpe_tokenizer(ids), [len(token) for token in ids]
         older += lengths != sorted(lengths)
         for word in ("".join(rng.choices(letters, k=rng.randint(1, 30))) for _ in range(20)):
             encoded = encode_plainly(word, ids)
@@ -241,7 +215,7 @@ def test_the_script_shows_that_all_ways_agree(call, monkeypatch):
     for broken, comparison in (
         (("train_bpe", lambda text, vocab_size: train_bpe(text[10:], vocab_size)), "the fast trainer learns the same"),
         (("decode_plainly", lambda some, ids: decode_plainly(some, ids).upper()), "decoded, it is the same text"),
-        (("BPETokenizer", lambda ids: CharTokenizer(sorted(set(bpe.PARAGRAPH)))), "tiktoken encodes the same"),
+        (("bpe_tokenizer", lambda ids: CharTokenizer(sorted(set(bpe.PARAGRAPH)))), "tiktoken encodes the same"),
     ):
         with monkeypatch.context() as patch:
             patch.setattr(bpe, *broken)
@@ -253,12 +227,12 @@ def test_the_script_shows_the_tokens_of_its_paragraph(call):
     """... and they equal the tokens of the fast trainer and of tiktoken, which other code computes."""
     lines = call(bpe)[1].splitlines()
     ids = train_bpe(bpe.PARAGRAPH, 256 + 40)
-    encoded = BPETokenizer(ids).encode(bpe.PARAGRAPH)
+    encoded = bpe_tokenizer(ids).encode(bpe.PARAGRAPH)
     assert f"the first merges: {str([t.decode() for t in list(ids)[256:272]])[1:-1].replace(',', '')}" in lines
     i = lines.index(f"{len(bpe.PARAGRAPH)} bytes become {len(encoded)} tokens. The first line:")
     first_line, _, _ = bpe.PARAGRAPH.partition("\n")
     tokens = lines[i + 1].split("|")
-    assert [ids[token.encode()] for token in tokens if token] == encoded[: len(BPETokenizer(ids).encode(first_line))]
+    assert [ids[token.encode()] for token in tokens if token] == encoded[: len(bpe_tokenizer(ids).encode(first_line))]
     assert "".join(tokens) == first_line
 
 
@@ -272,7 +246,7 @@ def test_plain_training_stops_when_nothing_is_left_to_merge():
 def test_tiktoken_encodes_as_the_definition_says():
     text = babble(400) + HARD
     ranks = train_bpe(text, 420)
-    tokenizer = BPETokenizer(ranks)
+    tokenizer = bpe_tokenizer(ranks)
     assert tokenizer.encode(text) == naive_encode(text, ranks)
     assert len(tokenizer.encode(text)) < len(text.encode()) / 2
 
@@ -292,7 +266,7 @@ def test_a_word_is_split_where_its_last_part_is_a_contraction():
 def test_words_are_split_as_gpt2_splits_them(gpt2_vocabulary):
     """Where a word ends, GPT-2's ids of the text are the ids of the words, one after the other. (No letter has a mark
     here.)"""
-    gpt2 = BPETokenizer()
+    gpt2 = make_tokenizer({"kind": "gpt2"})
     text = HARD.replace("\x1c", "") + babble(50)
     assert [i for word in split_words(text) for i in gpt2.encode(word)] == gpt2.encode(text)
 
@@ -307,29 +281,46 @@ def test_bpe_is_trained_on_the_first_characters_of_a_long_text(monkeypatch):
     assert train_bpe(iter(["abcd", "abcd", "abxyxyxyxy", "xyxy"]), 300) == train_bpe(["abcd", "abcd", "ab"], 300)
 
 
-def test_a_sample_starts_from_a_newline_if_there_is_one():
-    assert start_ids(CharTokenizer("\nab")) == [0] and start_ids(CharTokenizer("ab")) == [0]
-    assert start_ids(CharTokenizer("\tab\n")) == [3] and start_ids(BPETokenizer(train_bpe("ab", 257))) == [10]
+# ----------------------------------------------------------------------------- a dataset
 
 
-def test_names_of_tokens_show_white_space_and_the_separator():
-    tokenizer = CharTokenizer("\n é\t")
-    assert token_names(tokenizer, range(4), separator=0) == [".", "' '", "é", r"'\t'"]
-    assert token_names(tokenizer, [0], separator=None) == [r"'\n'"]
+def test_lines_become_documents_between_newlines(call):
+    Path("list.txt").write_text("\n".join(NAMES * 4))
+    assert call(bpe, "list.txt", "--documents=lines", "--vocab_size=270")[0] == 0
+    data = load("list_bpe270")
+    newline = data.tokenizer.encode("\n")[0]
+    assert (data.separator, data.start_token, data.tokenizer.vocab_size) == (newline, newline, 270)
+    texts = [data.documents(split) for split in ("train", "val", "test")]
+    assert sorted(itertools.chain(*texts)) == sorted(NAMES * 4)
+    assert data.tokenizer.fields == bpe_tokenizer(train_bpe(texts[0], 270)).fields
+    assert data.n_bytes["train"] == len("\n".join(["", *texts[0], ""]))
 
 
-@pytest.mark.parametrize("error", [ValueError("Hash mismatch for data"), requests.ConnectionError("no network")])
-def test_without_the_gpt2_vocabulary_one_line_says_what_to_do(monkeypatch, error):
-    """tiktoken raises ValueError for a file with an unknown hash, such as the page of a captive portal."""
+def test_a_text_becomes_tokens_of_its_training_split(call):
+    Path("prose.txt").write_text(babble(2000))
+    assert call(bpe, "prose.txt", "--vocab_size=300", "--name=mine")[0] == 0
+    data = load("mine")
+    text = Path("prose.txt").read_text()
+    n = int(0.9 * len(text))
+    assert data.tokenizer.decode(np.concatenate([data.splits["train"], data.splits["val"]]).tolist()) == text
+    assert data.tokenizer.fields == bpe_tokenizer(train_bpe(text[:n], 300)).fields
+    assert (data.separator, data.start_token) == (None, None) and data.n_bytes["val"] == len(text) - n
 
-    def refuse(_):
-        raise error
 
-    monkeypatch.setattr("tiktoken.get_encoding", refuse)
-    with pytest.raises(UserError, match=rf"cannot download the GPT-2 vocabulary \({error}\); set TIKTOKEN_CACHE_DIR"):
-        BPETokenizer()
-
-
-def test_a_tokenizer_of_newer_code_is_named():
-    with pytest.raises(UserError, match="unknown tokenizer 'gpt9'; use the code that made it"):
-        make_tokenizer({"kind": "gpt9"})
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["fineweb"], "fineweb has GPT-2's tokens, not a text; use another"),
+        (
+            ["text.txt", "--documents=***"],
+            "BPE has no token to stand between documents, as --documents=*** needs it; use",
+        ),
+        (["text.txt", "--name=names"], "names is the name of another dataset; choose one, such as --name=my_names"),
+        (["text.txt", "--vocab_size=100"], "vocab_size=100 is out of range; use 256"),
+        (["nothing.txt"], "no file or folder nothing.txt"),
+    ],
+)
+def test_what_a_user_can_cause_gives_one_line(options, words, fails):
+    Path("text.txt").write_text(babble(300))
+    assert words in fails(bpe, *options)
+    assert not Path("data").exists()

@@ -1,0 +1,279 @@
+"""What the scripts share: options, one-line errors, the device, tokenizers, datasets, checkpoints.
+
+data = load("names")  # data/names/, which prepare_data.py made
+model, tokenizer = load_model("out/names")  # the best.pt of a run of train.py
+"""
+
+import base64
+import dataclasses
+import inspect
+import json
+import os
+import re
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import get_args
+
+import numpy as np
+import torch
+
+# torchrun starts several processes, and sets these variables
+RANK = int(os.environ.get("RANK", 0))  # the number of this process; process 0 prints and writes files
+LOCAL_RANK = int(os.environ.get("LOCAL_RANK", 0))  # its number on this computer, and the number of its GPU
+WORLD_SIZE = int(os.environ.get("WORLD_SIZE", 1))  # how many processes there are
+END = "<|endoftext|>"  # the token between documents of several lines, as in GPT-2
+
+
+class UserError(Exception):
+    """A mistake that the user can fix, in one line: "<what is wrong>; <what to do>"."""
+
+
+def run(main):
+    """Run main(). UserError, and errors of the computer, print one line, and end the script with status 2."""
+    try:
+        main()
+        sys.stdout.flush()
+    except UserError as error:
+        fail(error)
+    except torch.OutOfMemoryError as error:  # of a GPU
+        fail(f"{error}; use a smaller model, batch or context")
+    except BrokenPipeError:  # the reader left, as in `python sample.py | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except OSError as error:
+        fail(f"{error}; check paths, permissions, free space and network")
+    except KeyboardInterrupt:
+        sys.exit(130)
+
+
+def fail(message):
+    print("error:", " ".join(str(message).split()), file=sys.stderr)
+    sys.exit(2)
+
+
+# ----------------------------------------------------------------------------- options
+# The options of a script are the fields of a dataclass that have a comment behind them: their line in --help.
+
+
+def parse(cls, doc, argument=""):
+    """The options of a script: an instance of the dataclass cls. argument: an option that needs no name."""
+    return make_config(cls, read_options(cls, doc, argument))
+
+
+def make_config(cls, given):
+    """cls(**given). Raises UserError if the options do not fit together."""
+    try:
+        return cls(**given)
+    except ValueError as error:
+        raise UserError(error) from error
+
+
+def read_options(cls, doc, argument=""):
+    """{name: value} of the options on the command line, such as --n_layer=4. Prints --help. Raises UserError."""
+    source = "".join(inspect.getsource(c) for c in cls.__mro__[:-1])
+    comments = dict(re.findall(r"^    (\w+): .*?  # (.*)$", source, re.MULTILINE))
+    kinds = {field.name: field.type for field in dataclasses.fields(cls) if field.name in comments}
+    given = {}
+    for word in sys.argv[1:]:
+        if word == "#":  # the shells of macOS and Windows pass on comments
+            break
+        if word == "--help":
+            print(doc)
+            for name, kind in kinds.items():
+                print(f"  --{name}={getattr(cls, name)}".ljust(32), comments[name], *get_args(kind))
+            sys.exit()
+        name, equals, text = word.removeprefix("--").partition("=")
+        if not word.startswith("--"):
+            name = argument
+            text = word
+            argument = ""  # only one word can be without a name
+        elif kinds.get(name) is bool and not equals:  # --plot means --plot=true
+            text = "true"
+        if name not in kinds:
+            raise UserError(f"unknown option {word}; write --name=value; --help lists the options")
+        given[name] = convert(f"--{name}", text, kinds[name])
+    return given
+
+
+def convert(what, text, kind):
+    """The text of an option as a value of its type: str, bool, int, float or Literal. what: its name in an error."""
+    choices = ("false", "true") if kind is bool else get_args(kind)
+    if choices:
+        text = text.lower()
+        if text not in choices:
+            raise UserError(f"{what}={text} is unknown; choose from {', '.join(choices)}")
+        return text == "true" if kind is bool else text
+    try:
+        value = kind(text)
+    except ValueError:
+        value = -1
+    if kind is not str and not 0 <= value < 2**31:
+        raise UserError(f"{what}={text} is not possible; give a number of type {kind.__name__}, 0 or more, below 2^31")
+    return value
+
+
+def pick_device(name="auto", dtype="float32"):
+    """The device, and a context in which matrices are multiplied in the dtype; auto: the best. Raises UserError."""
+    if name == "auto":
+        name = torch.accelerator.current_accelerator(check_available=True) or "cpu"
+    try:
+        device = torch.device(name)
+        if device.type == "cuda":
+            torch.cuda.set_device(device.index or LOCAL_RANK)
+        torch.ones(2, device=device).sum().item()
+    except (RuntimeError, AssertionError, AttributeError) as error:
+        raise UserError(f"cannot use the device {name} ({error}); use --device=cpu") from error
+    if dtype == "auto":
+        dtype = "float32"
+        units = torch.cpu.get_capabilities()
+        if device.type == "cuda":
+            dtype = "bfloat16" if torch.cuda.get_device_capability() >= (8, 0) else "float16"
+        elif device.type == "cpu" and units.get("avx512_bf16") and WORLD_SIZE == 1:
+            dtype = "bfloat16"  # Intel's servers since 2023, and AMD's processors since Zen 4, multiply it fast
+    torch.set_float32_matmul_precision("high")  # TF32 on CUDA cards that have it: 10 bits of mantissa, much faster
+    return device, torch.autocast(device.type, getattr(torch, dtype), enabled=dtype != "float32")
+
+
+# ----------------------------------------------------------------------------- tokenizers
+# Each has vocab_size, end_id (the token END, or None), encode(text), decode(ids), and fields, for make_tokenizer().
+
+
+class CharTokenizer:
+    """One token per character."""
+
+    def __init__(self, chars):
+        self.chars = list(chars)
+        self.id_of = {c: i for i, c in enumerate(self.chars)}
+        self.vocab_size = len(self.chars)
+        self.end_id = self.id_of.get(END)
+        self.fields = {"kind": "char", "chars": self.chars}
+
+    def encode(self, text):
+        unknown = sorted(set(text) - self.id_of.keys())
+        if unknown:
+            raise UserError(f"the vocabulary lacks {unknown[:20]}; leave them out")
+        return [self.id_of[c] for c in text]
+
+    def decode(self, ids):
+        return "".join(self.chars[i] for i in ids)
+
+
+class BPETokenizer:
+    """Byte-pair encoding by tiktoken: GPT-2's, or one that lessons/bpe.py has trained."""
+
+    def __init__(self, fields):
+        import tiktoken  # here: characters need neither the package nor its download
+
+        if fields["kind"] == "gpt2":
+            encoding = tiktoken.get_encoding("gpt2")
+        else:
+            ranks = {base64.b64decode(token): i for i, token in enumerate(fields["tokens"])}
+            encoding = tiktoken.Encoding("bpe", pat_str=fields["pattern"], mergeable_ranks=ranks, special_tokens={})
+        self.encoding = encoding
+        self.encode = encoding.encode_ordinary
+        self.decode = encoding.decode
+        self.vocab_size = encoding.n_vocab
+        self.end_id = encoding.eot_token if fields["kind"] == "gpt2" else None
+        self.fields = fields
+
+
+def make_tokenizer(fields):
+    return CharTokenizer(fields["chars"]) if fields["kind"] == "char" else BPETokenizer(fields)
+
+
+# ----------------------------------------------------------------------------- datasets
+
+
+@dataclass(eq=False)
+class Dataset:
+    """A text that prepare_data.py has prepared, as token ids."""
+
+    name: str
+    splits: dict  # "train", "val", and "test" if there are documents: token ids (n,), read from the disk as needed
+    n_bytes: dict  # of the UTF-8 text of each split
+    tokenizer: CharTokenizer | BPETokenizer
+    separator: int | None  # the token that starts and ends each document; None for one long text
+    start_token: int | None  # the token that samples start with: the separator, or END in a text that has it
+
+    def documents(self, split):
+        """The documents of a split, as texts. Raises UserError if it is one long text."""
+        if self.separator is None:
+            raise UserError(f"{self.name} has no documents; use names, or your own text with --documents=lines")
+        ids = self.splits[split]
+        parts = np.split(ids, np.flatnonzero(ids == self.separator))  # cut before each separator
+        return [self.tokenizer.decode(part[1:].tolist()) for part in parts[1:-1]]
+
+    def bits_per_byte(self, loss, split):
+        """A loss in nats per token as bits per byte of UTF-8 text, which can be compared across tokenizers."""
+        return loss * len(self.splits[split]) / (self.n_bytes[split] * np.log(2))
+
+
+def load(name):
+    """Open data/<name>. Raises UserError if it is missing or damaged."""
+    folder = Path("data", name)
+    if not (folder / "meta.json").exists():
+        raise UserError(f"{folder} has no meta.json (nanoGPT's lack it, too); run: python prepare_data.py {name}")
+    try:
+        meta = json.loads((folder / "meta.json").read_text(encoding="utf-8"))
+        tokenizer = make_tokenizer(meta["tokenizer"])
+        splits = {}
+        for split in meta["n_bytes"]:
+            splits[split] = np.memmap(folder / f"{split}.bin", meta["dtype"], mode="r")
+        return Dataset(name, splits, meta["n_bytes"], tokenizer, meta["separator"], meta["start_token"])
+    except (ValueError, LookupError, TypeError) as error:
+        raise UserError(f"{folder} is damaged, or of another version ({error!r}); prepare it again") from error
+
+
+# ----------------------------------------------------------------------------- checkpoints
+# A checkpoint is a dict of tensors and plain values, so that opening one runs no code: config (the options), model (the
+# weights), tokenizer (its fields), start_token, separator, dataset ...
+
+
+def replace_file(path, write):
+    """Make or replace a file with the output of write(file), whole or not at all, even if the power fails."""
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_name(f"{path.name}.part")
+    with open(part, "wb") as file:
+        write(file)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(part, path)
+
+
+def save_model(path, model, tokenizer, **entries):
+    """Write a checkpoint with a model, its tokenizer, and more entries."""
+    config = dataclasses.asdict(model.config)
+    checkpoint = {"config": config, "model": model.state_dict(), "tokenizer": tokenizer.fields, **entries}
+    replace_file(path, lambda file: torch.save(checkpoint, file))
+
+
+def load_checkpoint(name):
+    """The checkpoint in a file, or in the folder of a run: out/names, or names for short. Raises UserError."""
+    path = Path(name) if Path(name).exists() else Path("out", name)
+    if path.is_dir():
+        path = path / "best.pt"
+    if not path.exists():
+        command = "python lessons/gpt2.py" if "gpt2" in str(name) else "python train.py"
+        raise UserError(f"there is no checkpoint {name or path}; name another run, or make it: {command}")
+    try:
+        checkpoint = torch.load(path, map_location="cpu", weights_only=True)
+        checkpoint["config"], checkpoint["tokenizer"]  # a KeyError if it is of something else
+    except Exception as error:  # an untrusted file can raise anything
+        raise UserError(f"{path} is damaged, or not from train.py ({type(error).__name__}); use another") from error
+    return checkpoint
+
+
+def load_model(name, **changes):
+    """The model, on the CPU and in evaluation mode, and its tokenizer. name: as for load_checkpoint(), or its result.
+    changes: options of the model, such as dropout=0.1. Raises UserError."""
+    from model import GPT, GPTConfig, model_options  # here: few scripts need the model
+
+    checkpoint = name if isinstance(name, dict) else load_checkpoint(name)
+    options = {**model_options(checkpoint["config"]), **changes}
+    try:
+        model = GPT(GPTConfig(**options))
+        model.load_state_dict(checkpoint["model"])
+    except (LookupError, ValueError, RuntimeError) as error:
+        raise UserError(f"the checkpoint does not fit model.py ({error}); use the code that wrote it") from error
+    return model.eval(), make_tokenizer(checkpoint["tokenizer"])
