@@ -572,6 +572,7 @@ def advised(line: str) -> list[str]:
     return re.search(r"python ngram\.py (--.*)$", line)[1].split()
 
 
+@pytest.mark.slow
 def test_what_is_no_list_of_letters_is_refused_and_ngram_py_takes_it(call, fails, gpt2_stand_in):
     Path("dots.txt").write_text("\n".join(["a.b", "ba", "st."] * 10))
     prepare_data.prepare("dots.txt", documents="lines")

@@ -56,35 +56,9 @@ def test_a_file_imports_lower_floors_only():
         assert all(FLOOR_OF[other] < FLOOR_OF[name] for other in listed), (name, listed)
 
 
-ALONE = """
-import torch
-from model import GPT, GPTConfig
-
-torch.manual_seed(0)
-config = GPTConfig(vocab_size=11, block_size=8, n_layer=1, n_head=2, n_embd=16)
-model, idx = GPT(config), torch.randint(11, (4, 9))
-assert model.generate(idx[:, :1], 12, temperature=0).shape == (4, 13)
-optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
-losses = []
-for step in range(1, 21):
-    loss = model(idx[:, :-1], idx[:, 1:])[1]
-    model.zero_grad()
-    loss.backward()
-    optimizer.step()
-    losses.append(loss.item())
-assert losses[-1] < losses[0] - 0.5
-"""
-
-
 def run_alone(*command: str) -> subprocess.CompletedProcess:
     env = {**os.environ, "PYTHONPATH": ""}
     return subprocess.run([sys.executable, *command], env=env, capture_output=True, encoding="utf-8", timeout=120)
-
-
-def test_copied_alone_into_an_empty_folder_a_model_generates_and_trains():
-    shutil.copy(ROOT / "model.py", ".")
-    done = run_alone("-c", ALONE)
-    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.slow

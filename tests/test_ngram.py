@@ -281,6 +281,7 @@ def test_large_logits_do_not_overflow():
 # ----------------------------------------------------------------------------- the script
 
 
+@pytest.mark.slow
 def test_a_new_user_counts_names():
     done = finish(start("ngram.py"))
     assert (done.returncode, done.stderr) == (0, "")
