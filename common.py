@@ -70,7 +70,7 @@ def make_config(cls, given):
 
 def read_options(cls, doc, argument=""):
     """{name: value} of the options on the command line, such as --n_layer=4. Prints --help. Raises UserError."""
-    source = "".join(inspect.getsource(c) for c in cls.__mro__[:-1])
+    source = "".join(inspect.getsource(c) for c in cls.__mro__[-2::-1])
     comments = dict(re.findall(r"^    (\w+): .*?  # (.*)$", source, re.MULTILINE))
     kinds = {field.name: field.type for field in dataclasses.fields(cls) if field.name in comments}
     given = {}
@@ -80,7 +80,7 @@ def read_options(cls, doc, argument=""):
         if word == "--help":
             print(doc)
             for name, kind in kinds.items():
-                print(f"  --{name}={getattr(cls, name)}".ljust(32), comments[name], *get_args(kind))
+                print(f"  --{name}={getattr(cls, name)}".ljust(32), comments[name], get_args(kind) or "")
             sys.exit()
         name, equals, text = word.removeprefix("--").partition("=")
         if not word.startswith("--"):

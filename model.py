@@ -309,7 +309,7 @@ class GPT(nn.Module):
         x = self.transformer.wte(idx[:, start:])
         padded = F.pad(idx, (lookback, 0), value=self.config.vocab_size)  # _ _ e m m a
         for i, table in enumerate(self.transformer.w_prev):
-            x = x + table(padded[:, start + i : S + i])
+            x = x + table(padded[:, start + i : S + i])  # the token lookback - i before
         if self.config.position == "learned":
             x = x + self.transformer.wpe.weight[start:S]
         return x

@@ -103,13 +103,16 @@ def main():
     runs = sorted(Path("out").glob("**/best.pt"), key=os.path.getmtime)
     if not runs and not options.init_from:
         raise UserError("there is no run in out/; start one: python train.py")
-    checkpoint = load_checkpoint(options.init_from or runs[-1])
+    name = options.init_from or runs[-1]
+    checkpoint = load_checkpoint(name)
     model, tokenizer = load_model(checkpoint)
     model.to(device)
+    print(f"{name}: {model.num_params():,} parameters, on {device}", file=sys.stderr)
     torch.manual_seed(options.seed)
     if not options.interactive:
         answer(model, checkpoint, tokenizer, options.prompt, options)
         return
+    print("a prompt per line; Ctrl-D ends", file=sys.stderr)
     for line in sys.stdin:
         try:
             answer(model, checkpoint, tokenizer, line.rstrip("\r\n"), options)

@@ -16,17 +16,18 @@ import math
 import os
 import signal
 import sys
-import time
 import tomllib
 from collections import defaultdict
 from dataclasses import asdict, dataclass
 from itertools import pairwise
 from pathlib import Path
+from time import perf_counter, strftime
 from typing import Literal
 
 import numpy as np
 import torch
 import torch.distributed as dist
+from torch.nn.utils import clip_grad_norm_
 
 from common import RANK, WORLD_SIZE, UserError, load_checkpoint, make_config, pick_device, read_options, run, save_model
 from model import GPT, GPTConfig, check_positive, model_options
@@ -76,11 +77,11 @@ def cut_windows(data, split, config, n_tokens=math.inf):
     """Cut a split into windows (n, 2) of at most block_size tokens, in which each token except the first is a target
     once. n_tokens: only some of the windows, evenly spaced, with about so many targets."""
     tokens = data.splits[split]
-    edges = [0, len(tokens) - 1]
+    edges = [0, len(tokens) - 1]  # a long text is one document
     if data.separator is not None:
         edges = np.flatnonzero(tokens == data.separator)  # where a document starts, and the one before ends
     starts = np.concatenate([np.arange(start, stop, config.block_size) for start, stop in pairwise(edges)])
-    stops = np.append(starts[1:], edges[-1])
+    stops = np.append(starts[1:], edges[-1])  # the next window starts where this one stops
     windows = np.stack((starts, stops), axis=1)
     n = max(int(len(windows) * min(n_tokens / len(tokens), 1)), 1)
     return windows[np.arange(n) * len(windows) // n]
@@ -161,14 +162,14 @@ def train(config, data, model, checkpoint, autocast):
         scaler.load_state_dict(checkpoint["scaler"])
     stopped = False
     losses = []  # of the steps since the last line of the log
-    began = time.perf_counter()
+    began = perf_counter()
     with open_log(config, step) as log, catch_signals() as signals:
         while step < config.max_iters and not stopped:
             step += 1
             # Dropout follows from seed, step and rank, so that a resumed run repeats it exactly
             torch.manual_seed(hash((config.seed, step, RANK)))
             # ---- forward and backward: the gradients of the micro-batches, and of all processes, add up in p.grad
-            losses.append(0.0)
+            losses.append(0.0)  # becomes a tensor: to read it in each step would wait for a GPU
             for x, y, share in micro_batches(data, windows, config, step, model.device):
                 with autocast:
                     _, loss = model(x, y)
@@ -179,7 +180,7 @@ def train(config, data, model, checkpoint, autocast):
                     dist.all_reduce(p.grad)
             # ---- clip, so that a single bad batch does not throw the model far off, and update
             scaler.unscale_(optimizer)
-            torch.nn.utils.clip_grad_norm_(model.parameters(), config.grad_clip or math.inf)
+            clip_grad_norm_(model.parameters(), config.grad_clip or math.inf)
             scaler.step(optimizer, lr_fraction(step, config))  # optimizer.step(), unless a gradient is infinite
             scaler.update()
             model.zero_grad()
@@ -199,8 +200,8 @@ def train(config, data, model, checkpoint, autocast):
             if evaluate_now or stopped:
                 states = {"optimizer": optimizer.state_dict(), "scaler": scaler.state_dict()}
                 save(config, data, model, "last.pt", step=step, best=best, **states)
-            if not losses:
-                began = time.perf_counter()  # after a line: so evaluating and saving do not count
+            if not losses:  # a line was written
+                began = perf_counter()  # so evaluating and saving do not count
     sum_of_all(0)  # waits until the first process has saved
     return step < config.max_iters
 
@@ -209,7 +210,7 @@ def log_steps(log, config, step, losses, began):
     """Log the mean loss of the steps since the last line, and how fast they were."""
     loss = sum_of_all(sum(losses).item()) / len(losses)  # each process has a part of it
     check_finite(loss)
-    seconds = (time.perf_counter() - began) / len(losses)  # per step
+    seconds = (perf_counter() - began) / len(losses)  # per step
     seconds_left = (config.max_iters - step) * seconds
     write_line(log, step, train=loss, ms_per_step=1000 * seconds, seconds_left=seconds_left)
 
@@ -248,7 +249,7 @@ class Optimizer:  # torch.optim has a slower Muon, and takes a second to start
             m.lerp_(p.grad, 1 - config.momentum)  # m + (1 - momentum) (grad - m)
             u = p.grad.lerp(m, config.momentum)  # m after one more step of the same gradient (Nesterov)
             kv = config.head_dim * config.n_kv_head
-            rows = [config.n_embd, kv, kv] if "c_attn" in name else len(p)  # c_attn has three matrices: for q, k, v
+            rows = [config.n_embd, kv, kv] if "c_attn" in name else len(p)  # c_attn: q, k and v apart
             for matrix, direction in zip(p.split(rows), u.split(rows), strict=True):
                 matrices[matrix.shape].append((matrix, direction))
         for pairs in matrices.values():  # matrices of one shape together, which is faster
@@ -325,15 +326,14 @@ def save(config, data, model, name, **entries):
 
 
 def open_log(config, step):
-    """Open log.jsonl, an object per line: options, then losses. A resumed run adds to it; a new one moves the files of
-    an earlier run, and no others, into a new folder."""
+    """Open log.jsonl, an object per line: options, then losses. A new run moves those of an earlier one elsewhere."""
     if RANK > 0:
         return open(os.devnull, "w")
     folder = Path(config.out_dir)
     folder.mkdir(parents=True, exist_ok=True)
     earlier = [folder / name for name in RUN_FILES if (folder / name).exists()]
     if earlier and step == 0:
-        target = Path(f"{folder}-{time.strftime('%Y%m%d-%H%M%S')}")
+        target = Path(f"{folder}-{strftime('%Y%m%d-%H%M%S')}")
         target.mkdir()
         for file in earlier:
             file.rename(target / file.name)
@@ -378,20 +378,20 @@ def read_config():
                 raise UserError(f"{path} is not TOML ({error}); write lines such as n_layer = 4") from error
             sys.argv.remove(word)
             sys.argv[1:1] = [f"--{key}={value}" for key, value in values.items()]
+            break  # a second file is an unknown option
     given = read_options(TrainConfig, __doc__)
     name = name or given.get("dataset", TrainConfig.dataset)
-    given.setdefault("out_dir", f"out/{name}")
+    given["out_dir"] = given.get("out_dir") or f"out/{name}"
     init_from = given.get("init_from", "scratch")
     if init_from == "scratch":
         return make_config(TrainConfig, given), {}
-    is_resumed = init_from == "resume"
-    checkpoint = load_checkpoint(f"{given['out_dir']}/last.pt" if is_resumed else init_from)
+    checkpoint = load_checkpoint(f"{given['out_dir']}/last.pt" if init_from == "resume" else init_from)
     saved = checkpoint["config"]
-    fixed = model_options(saved)
-    if is_resumed:
-        fixed["optimizer"] = saved["optimizer"]
+    fixed = model_options(saved)  # options that must stay
+    if init_from == "resume":
+        fixed.update(optimizer=saved["optimizer"], dataset=saved["dataset"])
     else:  # a new run begins with the weights alone
-        saved = fixed
+        saved = fixed  # the others are not taken over
         checkpoint.pop("optimizer", None)
     config = make_config(TrainConfig, {**saved, **given})
     for name, value in fixed.items():
@@ -410,8 +410,7 @@ def report(config, data, model, autocast):
     for split in data.splits:
         loss = evaluate(model, data, split, config, autocast)
         bits = data.bits_per_byte(loss, split)
-        perplexity = np.exp(loss)  # infinite above 709
-        print(f"{split:5}  {loss:.4f} nats per token, perplexity {perplexity:.2f}, {bits:.4f} bits per byte")
+        print(f"{split:5}  {loss:.4f} nats per token, perplexity {np.exp(loss):.2f}, {bits:.4f} bits per byte")
         result += f" {split}={loss:.4f}"
     if RANK == 0:
         draw_losses(Path(config.out_dir))

@@ -166,7 +166,8 @@ def test_an_interactive_session_continues_after_an_error(call, monkeypatch):
     monkeypatch.setattr("sys.stdin", io.StringIO("the\n€\ncat\n"))
     status, out, err = call(sample, *options, "--max_new_tokens=60", "--interactive")
     assert (status, out) == (0, "".join(expected)) and expected[0] != expected[1]
-    assert re.fullmatch(r"error: .*'€'.*; .*\n", err)
+    (error,) = re.findall(r"error: .*", err)
+    assert "'€'" in error and ";" in error
 
 
 @posix
@@ -176,7 +177,8 @@ def test_a_reader_may_leave():
     assert process.stdout.read(3) == "the"
     process.stdout.close()
     assert process.wait(60) == 0
-    assert process.stderr.read() == ""
+    said = process.stderr.read()
+    assert said.startswith("tiny: ") and said.count("\n") == 1  # which model, and no error
     process.stderr.close()
 
 
