@@ -36,7 +36,7 @@ def run(main):
         sys.stdout.flush()
     except UserError as error:
         fail(error)
-    except torch.OutOfMemoryError as error:  # of a GPU
+    except torch.OutOfMemoryError as error:  # a GPU's memory
         fail(f"{error}; use a smaller model, batch or context")
     except BrokenPipeError:  # the reader left, as in `python sample.py | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -190,7 +190,7 @@ class Dataset:
 
     name: str
     splits: dict  # "train", "val", and "test" if there are documents: token ids (n,), read from the disk as needed
-    n_bytes: dict  # of the UTF-8 text of each split
+    n_bytes: dict  # bytes of UTF-8 text in each split
     tokenizer: CharTokenizer | BPETokenizer
     separator: int | None  # the token that starts and ends each document; None for one long text
     start_token: int | None  # the token that samples start with: the separator, or END in a text that has it

@@ -82,7 +82,7 @@ class CausalSelfAttention(nn.Module):
         super().__init__()
         self.config = config
         C = config.n_embd
-        heads = config.n_head + 2 * config.n_kv_head  # of the queries, keys and values, which come from one matrix
+        heads = config.n_head + 2 * config.n_kv_head  # queries, keys and values come from one matrix
         width = heads * config.head_dim
         self.c_attn = nn.Linear(C, width, bias=config.bias)
         self.c_proj = nn.Linear(C, C, bias=config.bias)

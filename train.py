@@ -60,7 +60,7 @@ class TrainConfig(GPTConfig):
     eval_interval: int = 200  # evaluate on the validation split, and save, every so many steps
     eval_tokens: int = 40_000  # evaluate on about this many tokens, evenly spaced; 0: as many as val has
     device: str = "auto"  # cpu, cuda, cuda:1, mps; auto: the best available
-    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"  # of matrix multiplications; auto: a fast one
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"  # number format in matrix multiplications
     compile: bool = False  # torch.compile: slow start, then faster, above all on a GPU
 
     def __post_init__(self):
@@ -161,7 +161,7 @@ def train(config, data, model, checkpoint, autocast):
         optimizer.load_state_dict(checkpoint["optimizer"])
         scaler.load_state_dict(checkpoint["scaler"])
     stopped = False
-    losses = []  # of the steps since the last line of the log
+    losses = []  # one per step since the last line of the log
     began = perf_counter()
     with open_log(config, step) as log, catch_signals() as signals:
         while step < config.max_iters and not stopped:
@@ -225,7 +225,7 @@ def write_line(log, step, **figures):
 class Optimizer:  # torch.optim has a slower Muon, and takes a second to start
     def __init__(self, model, config, dtype):
         self.config = config
-        self.dtype = dtype  # of Muon's matrix multiplications
+        self.dtype = dtype  # Muon multiplies matrices in it
         self.updates = 0
         self.params = dict(model.named_parameters())
         self.param_groups = [{"params": list(model.parameters())}]  # where GradScaler looks for the gradients
