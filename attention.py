@@ -1,13 +1,13 @@
 """Part 3: how tokens communicate, from an average of the past to a Transformer block, step by step.
 
-    python attention.py                # a minute: ten steps, two of them with training on names
+    python attention.py                # half a minute: five steps, the last one with training on names
     python attention.py --max_iters=0  # without training
-    python attention.py --plot         # and plots: what a trained head attends to, and sinusoids
+    python attention.py --plot         # and a plot: what a trained head attends to
 
 Read lessons/rnn.py before, model.py after. An MLP has separate weights for each position of its window, an RNN squeezes
 the past into one state. Here each token attends to itself and all earlier tokens, and their content decides how much
-each counts (Vaswani et al. 2017; Karpathy 2023, "Let's build GPT"). Stop after step 8 the first time: step 9 is the
-gradient by hand, step 10 how a GPU computes attention.
+each counts (Vaswani et al. 2017; Karpathy 2023, "Let's build GPT"). Three lessons continue: lessons/positions.py tells
+a head where its tokens are, lessons/depth.py stacks many blocks, and lessons/by_hand.py computes the gradient by hand.
 
 Shapes: B texts of T tokens, C channels (numbers) per token, V tokens in the vocabulary. In wei (T, T), row t has
 the weight of each token in output t. These weights are computed from the text, not learned. The weights of later tokens
@@ -17,28 +17,25 @@ each.
 
 import math
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
-from timeit import default_timer, timeit
+from timeit import default_timer
 
 import torch
 import torch.nn.functional as F
 from torch import nn
 
 from common import UserError, parse, run
-from model import rope_angles, rotate
 from prepare_data import load
 
 BLOCK_SIZE = 32  # tokens in a window of training
 MAX_VOCAB = 2048  # tokens in the vocabulary, because the bigram model has V rows and V columns
-TILE = 64  # keys at a time in step 10
 
 
 @dataclass
 class Options:
     dataset: str = "names"  # a folder in data/, made by prepare_data.py
     max_iters: int = 1000  # training steps per model; 0: no training
-    plot: bool = False  # draw two plots into out/attention_<dataset>/
+    plot: bool = False  # draw out/attention_<dataset>/wei.png
     seed: int = 1337  # random seed
 
 
@@ -214,7 +211,7 @@ class Block(nn.Module):
 
     where a layer norm, ln, gives each token a mean of 0 and a variance of 1 over its channels, and then multiplies each
     channel by a learned weight. `x +` is the residual connection: each part adds its output to x. norm "post" puts the
-    norm after the sum, ln(x + part(x)), as in 2017; None leaves the norm out. Step 6 shows what both are for."""
+    norm after the sum, ln(x + part(x)), as in 2017; None leaves it out. lessons/depth.py shows what both are for."""
 
     def __init__(self, C, nh, feed_forward=True, residual=True, norm="pre"):
         super().__init__()
@@ -274,131 +271,7 @@ def one_block():
     check_same("four heads by a loop, and at once", attention(x), by_loop)
 
 
-# ----------------------------------------------------------------------------- 5: positions
-
-
-def sinusoid_table(T, channels):
-    """sin and cos of each angle of rope_angles(), interleaved, (T, channels). Row t is added to the embedding at
-    position t. Row t + k is row t with each pair rotated by an angle that depends on k alone, so a matrix can find "k
-    tokens back" at every position."""
-    angles = rope_angles(T, channels)  # (T, channels / 2)
-    pairs = torch.stack((angles.sin(), angles.cos()), dim=-1)  # (T, channels / 2, 2)
-    return pairs.flatten(1).to(torch.get_default_dtype())
-
-
-class PositionedHead:
-    """A head with random weights, and five ways to tell it where its tokens are. A model would learn Wq, Wk, the
-    vectors and the scalars.
-
-    learned     add a vector to each token, one for each position, as in GPT-2
-    sinusoidal  add sines and cosines of angles that grow with the position, as in the first Transformer (Vaswani et
-                al. 2017): a vector for any position, without training
-    RoPE        turn queries and keys by such angles (Su et al. 2021). The product of two turned vectors depends on the
-                difference of their angles, and so on the distance of the tokens
-    ALiBi       subtract from each score a multiple of the distance (Press et al. 2022); each head has its own factor
-    T5          add to each score a number for its distance (Raffel et al. 2020; there, far distances share a number)
-
-    The formulas of RoPE are in model.py: rope_angles() and rotate(). Sinusoids have the same angles."""
-
-    def __init__(self):
-        self.Wq = torch.randn(32, 8) / math.sqrt(32)
-        self.Wk = torch.randn(32, 8) / math.sqrt(32)
-        self.vectors = torch.randn(20, 32)  # one for each of 20 positions
-        self.scalars = torch.randn(20)  # one for each distance from 0 to 19
-
-    def scores(self, encoding, x, position):
-        """Return the scores (T, T) of tokens x (T, C) at positions (T,)."""
-        if encoding == "learned":
-            x = x + self.vectors[position]
-        if encoding == "sinusoidal":
-            x = x + sinusoid_table(20, 32)[position]
-        q = x @ self.Wq  # (T, d)
-        k = x @ self.Wk
-        if encoding == "RoPE":
-            angles = rope_angles(20, 8)[position]  # (T, d / 2)
-            cos = angles.cos()
-            sin = angles.sin()
-            q = rotate(q, cos, sin)
-            k = rotate(k, cos, sin)
-        scores = q @ k.T / math.sqrt(q.shape[1])
-        distance = position[:, None] - position  # (T, T): from query t back to key s
-        if encoding == "ALiBi":
-            scores = scores - distance / 2  # 1/2 is the factor of this head
-        if encoding == "T5":
-            past = distance.clamp(min=0)  # the future is masked later
-            scores = scores + self.scalars[past]
-        return scores
-
-    def last_output(self, encoding, x, position):
-        """Return the output of the last token, (C,). The values are the tokens themselves."""
-        scores = self.scores(encoding, x, position)
-        out = causal_softmax(scores) @ x
-        return out[-1]
-
-
-def positions():
-    """5. Positions: permute the first five of six tokens, or put all of them ten positions later"""
-    x = torch.randn(6, 32)
-    head = PositionedHead()
-    position = torch.arange(6)
-    permuted = x[[3, 0, 4, 1, 2, 5]]
-    print_row("encoding", ["the last output moves by", "the scores move by"], width=26)
-    for encoding in ("none", "learned", "sinusoidal", "RoPE", "ALiBi", "T5"):
-        out = head.last_output(encoding, x, position)
-        out_permuted = head.last_output(encoding, permuted, position)
-        moved = (out_permuted - out).abs().max()
-        scores = head.scores(encoding, x, position)
-        scores_later = head.scores(encoding, x, position + 10)
-        shift = (scores_later - scores).tril()  # only the past, because the future is masked
-        shift = shift.abs().max()
-        print_row(encoding, [f"{moved:.2f}", f"{shift:.2f}"], width=26)
-    print("Without an encoding, the order of the past changes nothing in one layer. RoPE, ALiBi and T5 see distances.")
-
-
-# ----------------------------------------------------------------------------- 6: why residuals and norms
-
-KINDS = {
-    "no residual": {"residual": False, "norm": None},
-    "residual": {"norm": None},
-    "residual, post-norm": {"norm": "post"},
-    "residual, pre-norm": {"norm": "pre"},
-}
-DEPTHS = (2, 8, 24, 48)  # blocks
-
-
-def through_blocks(n_layer, block_options):
-    """Send random numbers through a stack of blocks, and a random gradient back. Returns the gradient's size at the
-    first block divided by its size after the last block, and the std of the last output."""
-    blocks = [Block(C=64, nh=4, **block_options) for _ in range(n_layer)]
-    blocks = nn.Sequential(*blocks)
-    for p in blocks.parameters():
-        if p.ndim == 2:
-            fan_in = p.shape[1]
-            nn.init.normal_(p, std=1 / math.sqrt(fan_in))  # x W^T has about the std of x
-    x = torch.randn(4, 32, 64, requires_grad=True)  # (B, T, C)
-    out = blocks(x)
-    upstream = torch.randn_like(out)
-    out.backward(upstream)
-    return x.grad.norm() / upstream.norm(), out.std()
-
-
-def depth():
-    """6. Why residuals and norms? The gradient that reaches the first of many blocks"""
-    print("The columns: the size of the gradient at the first block, divided by its size after the last block.")
-    print(f"last std: the standard deviation of the output of {DEPTHS[-1]} blocks.")
-    print_row("blocks", [*DEPTHS, "last std"])
-    for name, block_options in KINDS.items():
-        cells = []
-        for n_layer in DEPTHS:
-            gradient, std = through_blocks(n_layer, block_options)
-            cells.append(f"{gradient:.2g}")
-        cells.append(f"{std:.2g}")  # from the deepest stack, which came last
-        print_row(name, cells)
-    print("Without residuals, the gradient vanishes. With residuals alone, x grows in each block, the gradient faster")
-    print("(inf or nan: too large for a 32-bit number). With a norm, after or before, it stays within a factor of ten.")
-
-
-# ----------------------------------------------------------------------------- 7 and 8: training
+# ----------------------------------------------------------------------------- 5: training
 
 
 def to_tensor(tokens):
@@ -492,7 +365,7 @@ def make_model(name, V, T):
 
 
 def training(data, steps, seed):
-    """7. Training: what is each part worth?"""
+    """5. Training: what is each part worth?"""
     tokens = to_tensor(data.splits["train"])
     held_out = to_tensor(data.splits["val"])
     V = data.tokenizer.vocab_size
@@ -515,271 +388,15 @@ def training(data, steps, seed):
         first_words = " ".join(words[:5])
         print_row(name, [f"{n_params:,}", f"{seconds:.1f}", f"{loss:.4f}", f"   {first_words}"])
         trained[name] = model
-    print("A single block does not need the norm: step 8 trains twelve.")
+    print("A single block does not need the norm: lessons/depth.py trains twelve.")
     return trained
-
-
-def deep_training(data, steps, seed):
-    """8. Twelve blocks without warmup: at which learning rates do they learn?"""
-    tokens = to_tensor(data.splits["train"])
-    held_out = to_tensor(data.splits["val"])
-    V = data.tokenizer.vocab_size
-    rates = (0.001, 0.003, 0.01)
-    print(f"validation loss after {steps} steps; uniform: {math.log(V):.3f}")
-    print_row("learning rate", rates)
-    for name in ("no residual", "residual, post-norm", "residual, pre-norm"):
-        cells = []
-        for lr in rates:
-            torch.manual_seed(seed)
-            model = Transformer(V, BLOCK_SIZE, C=32, nh=4, n_layer=12, **KINDS[name])
-            train(model, tokens, BLOCK_SIZE, steps, lr, batch_size=16)
-            loss = estimate_loss(model, held_out, BLOCK_SIZE)
-            cells.append(f"{loss:.3f}")
-        print_row(name, cells)
-    print("Without residual connections, hardly any gradient arrives (step 6). Post-norm cannot stand a high rate at")
-    print("the start: it is usually trained with warmup, a rate that begins near 0.")
-
-
-# ----------------------------------------------------------------------------- stop here the first time
-
-
-# Each layer takes its weight from one of PyTorch. It has a forward and a backward, as in mlp.py, which derives most of
-# them. forward keeps what backward needs. backward gets dout, the gradient of the loss w.r.t. the layer's output, sets
-# the gradient of the layer's weight, and returns the gradient w.r.t. the layer's input.
-
-
-class Linear:
-    """out = x W^T: x (B, T, fan_in), W (fan_out, fan_in) -> out (B, T, fan_out)."""
-
-    def __init__(self, layer):
-        self.weight = layer.weight
-
-    def forward(self, x):
-        self.x = x
-        return x @ self.weight.T
-
-    def backward(self, dout):
-        x = self.x.flatten(0, 1)  # (B * T, fan_in): the tokens of all texts
-        dout_flat = dout.flatten(0, 1)  # (B * T, fan_out)
-        self.weight.grad = dout_flat.T @ x  # the sum over all tokens
-        return dout @ self.weight
-
-
-class Norm:
-    """out = weight xhat, where xhat = (x - mean) / std over the channels of a token: x, out (B, T, C)."""
-
-    def __init__(self, layer):
-        self.weight = layer.weight
-
-    def forward(self, x):
-        mean = x.mean(dim=-1, keepdim=True)
-        centered = x - mean
-        variance = centered.square().mean(dim=-1, keepdim=True)
-        self.std = (variance + 1e-5).sqrt()
-        self.xhat = centered / self.std
-        return self.weight * self.xhat
-
-    def backward(self, dout):
-        dweight = dout * self.xhat
-        self.weight.grad = dweight.sum(dim=(0, 1))  # the sum over all tokens
-        dxhat = dout * self.weight
-        # as for batch norm in mlp.py, but over the channels of a token instead of a batch: a change of x also moves the
-        # mean and the std, and the gradient through these two is subtracted
-        through_mean = dxhat.mean(dim=-1, keepdim=True)
-        agreement = (dxhat * self.xhat).mean(dim=-1, keepdim=True)
-        through_std = self.xhat * agreement
-        return (dxhat - through_mean - through_std) / self.std
-
-
-class Relu:
-    """out = x where x > 0, and 0 elsewhere."""
-
-    def forward(self, x):
-        self.out = x.relu()
-        return self.out
-
-    def backward(self, dout):
-        passes = self.out > 0
-        return dout * passes
-
-
-class Heads:
-    """Queries, keys and values of nh heads (B, T, 3C) -> their outputs (B, T, C). It has no weights."""
-
-    def __init__(self, nh):
-        self.nh = nh
-
-    def forward(self, qkv):
-        self.q, self.k, self.v = split_heads(qkv, self.nh)  # (B, nh, T, d) each
-        scores = self.q @ self.k.mT / math.sqrt(self.q.shape[-1])
-        self.wei = causal_softmax(scores)
-        return join_heads(self.wei @ self.v)
-
-    def backward(self, dout):
-        dout = dout.unflatten(2, (self.nh, -1))  # (B, T, nh, d)
-        dout = dout.transpose(1, 2)  # (B, nh, T, d): the reverse of join_heads
-        dq, dk, dv = attention_backward(self.q, self.k, self.v, self.wei, dout)
-        dqkv = torch.stack((dq, dk, dv))  # (3, B, nh, T, d)
-        dqkv = dqkv.permute(1, 3, 0, 2, 4)  # (B, T, 3, nh, d)
-        return dqkv.flatten(2)  # (B, T, 3C): the reverse of split_heads
-
-
-def attention_backward(q, k, v, wei, dout):
-    """out = wei v, wei = softmax(scores), scores = q k^T / sqrt(d), for each head. Returns dq, dk and dv."""
-    dv = wei.mT @ dout
-    dwei = dout @ v.mT
-    # softmax: the weights of a row always add up to 1, so the same number added to all of its dwei changes nothing;
-    # only the differences from their weighted mean matter
-    mean = (wei * dwei).sum(dim=-1, keepdim=True)
-    dscores = wei * (dwei - mean)
-    dscores = dscores / math.sqrt(q.shape[-1])
-    dq = dscores @ k
-    dk = dscores.mT @ q
-    return dq, dk, dv
-
-
-def run_forward(layers, x):
-    for layer in layers:
-        x = layer.forward(x)
-    return x
-
-
-def run_backward(layers, dout):
-    for layer in reversed(layers):
-        dout = layer.backward(dout)
-    return dout
-
-
-def backward_by_hand(model, idx, targets):
-    """Set p.grad of all parameters, for the mean cross-entropy of a Transformer with one pre-norm block. idx, targets:
-    token ids (B, T)."""
-    block = model.blocks[0]
-    heads = block.attention
-    network = block.feed_forward
-    wte = model.wte.weight
-    wpe = model.wpe.weight
-    attention = [Norm(block.ln_1), Linear(heads.qkv), Heads(heads.nh), Linear(heads.proj)]
-    feed_forward = [Norm(block.ln_2), Linear(network.up), Relu(), Linear(network.down)]
-    output = [Norm(model.ln_f), Linear(model.output)]
-
-    B, T = idx.shape
-    x = wte[idx] + wpe[:T]
-    x = x + run_forward(attention, x)
-    x = x + run_forward(feed_forward, x)
-    logits = run_forward(output, x)  # (B, T, V)
-
-    # softmax and cross-entropy: the predicted probability minus the observed one, which is 1 for the target and 0 for
-    # all other tokens; divided by the number of targets, because the loss is their mean
-    predicted = logits.softmax(dim=-1)
-    observed = F.one_hot(targets, len(wte))
-    dlogits = (predicted - observed) / targets.numel()
-
-    # now the lines above, from the last to the first
-    dx = run_backward(output, dlogits)
-    # x + part(x): a change of x reaches the loss on two paths, directly and through the part. The gradients add up
-    dx = dx + run_backward(feed_forward, dx)
-    dx = dx + run_backward(attention, dx)
-    # a row of an embedding gets the sum of the gradients at all positions where it was looked up
-    wpe.grad = torch.zeros_like(wpe)
-    wte.grad = torch.zeros_like(wte)
-    for b in range(B):
-        for t in range(T):
-            token = idx[b, t]
-            wpe.grad[t] += dx[b, t]
-            wte.grad[token] += dx[b, t]
-
-
-def by_hand():
-    """9. The gradient by hand, and by autograd"""
-    model = Transformer(V=27, T=16, C=32, nh=4)
-    parameters = dict(model.named_parameters())
-    for name, p in parameters.items():
-        if "ln_" in name:
-            nn.init.normal_(p)  # weights of 1 could hide a mistake
-    text = torch.randint(27, (8, 17))
-    x = text[:, :-1]
-    y = text[:, 1:]
-    logits = model(x)
-    loss = F.cross_entropy(logits.flatten(0, 1), y.flatten())
-    loss.backward()
-    by_autograd = {name: p.grad for name, p in parameters.items()}
-    with torch.no_grad():
-        backward_by_hand(model, x, y)  # replaces each p.grad
-    for name, p in parameters.items():
-        check_same(name, p.grad, by_autograd[name])
-
-
-def by_formula(q, k, v):
-    """The output of a causal head, q, k, v and output (T, d)."""
-    scores = q @ k.T / math.sqrt(q.shape[1])
-    return causal_softmax(scores) @ v
-
-
-def by_tiles(q, k, v, tile=TILE):
-    """The same, with only (T, tile) scores at a time, as in FlashAttention (Dao et al. 2022), which also cuts the
-    queries into tiles. T x T scores are too many for the fast memory of a GPU, and fetching them takes longer than
-    computing.
-
-    A softmax divides exp(score) by its sum over the row; exp(score - highest) is the same, without overflow. But the
-    highest score of a row is unknown before the last tile. So keep the highest score so far, and rescale the sums
-    whenever a higher score comes, because exp(score - old) * exp(old - new) = exp(score - new) (Milakov, Gimelshein
-    2018)."""
-    T, d = q.shape
-    out = torch.zeros(T, d)  # sum of exp(score - highest) v, so far
-    total = torch.zeros(T, 1)  # sum of exp(score - highest), so far
-    highest = torch.full((T, 1), -math.inf)
-    for start in range(0, T, tile):
-        keys = slice(start, start + tile)
-        rows = slice(start, T)  # earlier queries see none of these keys
-        scores = q[rows] @ k[keys].T / math.sqrt(d)  # (T - start, tile)
-        future = torch.ones(scores.shape, dtype=torch.bool).triu(1)  # row 0 and column 0 are token `start`
-        scores = scores.masked_fill(future, -math.inf)
-        highest_here = scores.amax(dim=1, keepdim=True)
-        new_highest = torch.maximum(highest[rows], highest_here)
-        shrink = (highest[rows] - new_highest).exp()  # 0 at first: exp(-inf)
-        weights = (scores - new_highest).exp()
-        out[rows] *= shrink
-        out[rows] += weights @ v[keys]
-        total[rows] *= shrink
-        total[rows] += weights.sum(dim=1, keepdim=True)
-        highest[rows] = new_highest
-    return out / total
-
-
-def fused(q, k, v):
-    """The same by PyTorch's fused kernel: one program for all of these operations. It takes (B, nh, T, d)."""
-    q = q[None, None]
-    k = k[None, None]
-    v = v[None, None]
-    out = F.scaled_dot_product_attention(q, k, v, is_causal=True)
-    return out[0, 0]
-
-
-def flash():
-    """10. FlashAttention: the same output, and never all scores at once"""
-    print_row("", ["scores at once:", "", "milliseconds:", "", ""], width=16)
-    print_row("T", ["formula", "tiles", "formula", "tiles", "PyTorch's fused"], width=16)
-    for T in (64, 256, 1024, 4096):
-        q, k, v = torch.randn(3, T, 64)  # (T, d) each
-        cells = [f"{T * T:,}", f"{T * TILE:,}"]
-        for function in (by_formula, by_tiles, fused):
-            call = partial(function, q, k, v)
-            seconds = timeit(call, number=3) / 3
-            cells.append(f"{1000 * seconds:.2f}")
-        print_row(f"{T}", cells, width=16)
-    out = by_formula(q, k, v)
-    check_same("formula and tiles", by_tiles(q, k, v), out)
-    check_same("formula and fused kernel", fused(q, k, v), out)
 
 
 # ----------------------------------------------------------------------------- the script
 
 
 def plot(model, data, folder):
-    """Draw wei of a trained head, for the first 20 tokens of the validation split; and the sinusoids of 64 positions,
-    with their dot products."""
-    from matplotlib.figure import Figure  # here: matplotlib is optional
-
+    """Draw wei of a trained head, for the first 20 tokens of the validation split."""
     from lessons import kit  # here: the root imports no lesson at its top
 
     shown = to_tensor(data.splits["val"][:20])
@@ -790,22 +407,6 @@ def plot(model, data, folder):
     path = folder / "wei.png"
     kit.draw_attention(wei.detach().numpy(), names, path)
     print(f"\n{path}: wei of the one head, for the first tokens of val")
-
-    waves = sinusoid_table(64, 64)
-    products = waves @ waves.T
-    figure = Figure((10, 5.4), dpi=80, layout="constrained")
-    left, right = figure.subplots(1, 2)
-    left.imshow(waves.numpy(), cmap="RdBu")
-    left.set_title("sinusoids: red -1, white 0, blue 1")
-    left.set_xlabel("channel: sine, cosine, sine, cosine ...")
-    left.set_ylabel("position")
-    right.imshow(products.numpy(), cmap="Blues")
-    right.set_title("dot products: near positions have similar vectors")
-    right.set_xlabel("position")
-    right.set_ylabel("position")
-    path = folder / "positions.png"
-    kit.save_plot(figure, path)
-    print(f"{path}: the sinusoids of step 5")
 
 
 def open_data(name):
@@ -836,17 +437,14 @@ def main() -> None:
     data = open_data(options.dataset) if steps > 0 else None  # first, so that a wrong name fails at once
     torch.set_num_threads(1)  # most tensors here are too small to split across threads
 
-    run_steps((averages, one_head, scaling, one_block, positions, depth), seed)
+    run_steps((averages, one_head, scaling, one_block), seed)
     if data is not None:
         print(f"\n{training.__doc__}")
         models = training(data, steps, seed)
-        print(f"\n{deep_training.__doc__}")
-        deep_training(data, max(1, steps // 10), seed)
         if options.plot:
             plot(models["one head"], data, Path("out", f"attention_{data.name}"))
     else:
-        print("\n7 and 8 train models, and are left out with --max_iters=0")
-    run_steps((by_hand, flash), seed)
+        print("\n5 trains models, and is left out with --max_iters=0")
 
 
 if __name__ == "__main__":

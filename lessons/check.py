@@ -780,7 +780,22 @@ layer_norm.case(x, tensor([2.0, 1.0]), tensor([10.0, 20.0]), 0.0)
 layer_norm.case(randn(2, 2, 3), randn(3), randn(3), 0.1)
 
 
-@task("attention.py", "Where does the point (1, 0) go if it is turned? And (0, 1)? Which two channels are a point?")
+@task("attention.py", "What does the second part get: x as it came, or after the first part has added to it?")
+def block(x, attention, feed_forward, ln_1, ln_2):
+    """A Transformer block with residual connections and pre-norm.
+
+    x (B, T, C), float32 -> (B, T, C). The others are functions (B, T, C) -> (B, T, C): the two parts, and the norm that
+    stands before each of them."""
+    x = x + attention(ln_1(x))
+    return x + feed_forward(ln_2(x))
+
+
+x = tensor([[[1.0, 4.0]]])  # x + neg(sqrt(x)) is 0, 2
+block.case(x, torch.neg, torch.square, torch.sqrt, torch.abs)
+block.case(randn(1, 2, 3), torch.sin, torch.exp, torch.tanh, torch.abs)
+
+
+@task("lessons/positions.py", "Where does (1, 0) go if it is turned? And (0, 1)? Which two channels are a point?")
 def rope(x, position):
     """RoPE: turn pairs of channels by an angle that grows with the position.
 
@@ -803,21 +818,6 @@ rope.case(x[:2], tensor([1, 1]))
 rope.case(x[2:], tensor([1, 2]))
 rope.case(randn(2, 6), tensor([5, 9]))
 rope.case(randn(1, 4), tensor([1000]))
-
-
-@task("attention.py", "What does the second part get: x as it came, or after the first part has added to it?")
-def block(x, attention, feed_forward, ln_1, ln_2):
-    """A Transformer block with residual connections and pre-norm.
-
-    x (B, T, C), float32 -> (B, T, C). The others are functions (B, T, C) -> (B, T, C): the two parts, and the norm that
-    stands before each of them."""
-    x = x + attention(ln_1(x))
-    return x + feed_forward(ln_2(x))
-
-
-x = tensor([[[1.0, 4.0]]])  # x + neg(sqrt(x)) is 0, 2
-block.case(x, torch.neg, torch.square, torch.sqrt, torch.abs)
-block.case(randn(1, 2, 3), torch.sin, torch.exp, torch.tanh, torch.abs)
 
 
 # ----------------------------------------------------------------------------- training

@@ -20,7 +20,7 @@ FLOORS = (
     "common peft",
     "prepare_data sample optim kit",
     "bigram ngram mlp attention train bpe capacity rnn recall seq2seq word2vec scaling rlhf fast finetune",
-    "gpt2 look evaluate climb guess mlm emergence check",
+    "gpt2 look evaluate climb guess mlm emergence check by_hand positions depth",
 )
 FLOOR_OF = {name: floor for floor, names in enumerate(FLOORS) for name in names.split()}
 ROOT_FILES = [path for path in ROOT.glob("*.py") if path.name != "mine.py"]  # the reader's own, see lessons/check.py

@@ -39,7 +39,6 @@ from test_micrograd import gradients
 from test_word2vec import Drawn
 from torch import nn
 
-import attention
 import bigram
 import common
 import micrograd
@@ -47,7 +46,21 @@ import mlp
 import model
 import ngram
 from common import CharTokenizer, Dataset
-from lessons import cells, emergence, finetune, mlm, optim, peft, rlhf, rnn, scaling, seq2seq, word2vec
+from lessons import (
+    by_hand,
+    cells,
+    emergence,
+    finetune,
+    mlm,
+    optim,
+    peft,
+    positions,
+    rlhf,
+    rnn,
+    scaling,
+    seq2seq,
+    word2vec,
+)
 from lessons.bpe import train_bpe
 from lessons.gpt2 import GPT2_OPTIONS
 from lessons.scaling import Law
@@ -1051,13 +1064,13 @@ def _():
     return [slopes.round(decimals=12) for slopes in attend(*TWO).slopes(dO)[:2]]
 
 
-@example("cross-bwd", [0, 0, 0])  # cross-attention, 2 queries and 3 keys: attention.py's backward, and autograd
+@example("cross-bwd", [0, 0, 0])  # cross-attention, 2 queries and 3 keys: by_hand.py's backward, and autograd
 def _():
     q, k, v, dout = (torch.randn(rows, 4, requires_grad=True) for rows in (2, 3, 3, 2))
     wei = (q @ k.T / math.sqrt(4)).softmax(dim=-1)
     exact = torch.autograd.grad((wei @ v * dout).sum(), (q, k, v))
-    by_hand = attention.attention_backward(q, k, v, wei, dout)
-    return [(a - b).abs().max().round(decimals=12) for a, b in zip(by_hand, exact, strict=True)]
+    computed = by_hand.attention_backward(q, k, v, wei, dout)
+    return [(a - b).abs().max().round(decimals=12) for a, b in zip(computed, exact, strict=True)]
 
 
 @example("attn-2x3-causal", [[(2, 0, 1), (1.5, 0.5, 0.5)]] * 2)
@@ -1137,7 +1150,7 @@ def _():
     return sizes
 
 
-# ----------------------------------------------------------------------------- positions: model.py, attention.py
+# ----------------------------------------------------------------------------- positions: model.py, positions.py
 
 PE = {
     0: (0, 1, 0, 1, 0, 1, 0, 1),
@@ -1150,13 +1163,13 @@ PE = {
 
 
 example("pe-freq", [1, 0.1, 0.01, 0.001], lambda: model.rope_angles(2, 8)[1])
-example("pe-0123", [PE[0], PE[1], PE[2], PE[3]], lambda: attention.sinusoid_table(4, 8))
-example("pe-5", PE[5], lambda: attention.sinusoid_table(6, 8)[5])
+example("pe-0123", [PE[0], PE[1], PE[2], PE[3]], lambda: positions.sinusoid_table(4, 8))
+example("pe-5", PE[5], lambda: positions.sinusoid_table(6, 8)[5])
 
 
 @example("pe-6", [PE[6], (0.679509, 0.676508, 0.0852169, 0.0522470, 0.00998484, 0.000549720, 0.000999985)])
 def _():
-    five, six = attention.sinusoid_table(7, 8)[5:]  # a change of 0.09 in the third, not 0.08
+    five, six = positions.sinusoid_table(7, 8)[5:]  # a change of 0.09 in the third, not 0.08
     return six, (six - five).abs()[:7]
 
 
@@ -1174,14 +1187,14 @@ def _():
     """Positions 1 and 5, if one is 30 degrees: only the cosine tells them apart."""
     with pytest.MonkeyPatch.context() as patch:
         rope_angles = model.rope_angles
-        patch.setattr(attention, "rope_angles", lambda T, C: rope_angles(T, C, base=(6 / math.pi) ** 2))
-        table = attention.sinusoid_table(6, 4)  # sin, cos of the faster pair, then of the slower one
+        patch.setattr(positions, "rope_angles", lambda T, C: rope_angles(T, C, base=(6 / math.pi) ** 2))
+        table = positions.sinusoid_table(6, 4)  # sin, cos of the faster pair, then of the slower one
     return table[[1, 5], 2], table[[1, 5], 3]
 
 
 @example("pe-rot", [[(0.955336, 0.295520), (-0.295520, 0.955336)], (0.479426, 0.877583)])
 def _():
-    table = attention.sinusoid_table(6, 8)[:, 2:4]  # omega = 0.1
+    table = positions.sinusoid_table(6, 8)[:, 2:4]  # omega = 0.1
     sin, cos = table[3]
     turn = torch.stack((torch.stack((cos, sin)), torch.stack((-sin, cos))))
     assert table[5].tolist() == pytest.approx((turn @ table[2]).tolist())
@@ -1190,12 +1203,12 @@ def _():
 
 @example("pe-dot", [3.53526, 3.53526, 2.26661, 2.26661])
 def _():
-    table = attention.sinusoid_table(107, 8)
+    table = positions.sinusoid_table(107, 8)
     return [table[a] @ table[b] for a, b in ((5, 6), (105, 106), (3, 7), (13, 17))]
 
 
 # positions count from 0 here, as in the tables; some texts begin with 1
-example("pe-base", [0, 1], lambda: attention.sinusoid_table(1, 2))
+example("pe-base", [0, 1], lambda: positions.sinusoid_table(1, 2))
 
 
 @example("rope", [math.cos(2), math.cos(2), 1])
@@ -1207,7 +1220,7 @@ def _():
 
 @example("alibi", [(0, -math.inf, -math.inf), (-0.5, 0, -math.inf), (-1, -0.5, 0)])
 def _():
-    scores = attention.PositionedHead().scores("ALiBi", torch.zeros(3, 32), torch.arange(3))
+    scores = positions.PositionedHead().scores("ALiBi", torch.zeros(3, 32), torch.arange(3))
     return scores + mask(3)  # the first of eight heads has the slope 1/2
 
 
@@ -1729,7 +1742,7 @@ def test_the_script_shows_each_example_with_its_code(monkeypatch, capsys):
         ast.parse(code_of(name))
         assert code_of(name).count("example(") == 1 and f'"{name}"' in code_of(name)
     out = run_script("k-D", "pe-5")
-    shown = ("# twice the data: 6.4 % less", "PE = {", "lambda: attention.sinusoid_table(6, 8)[5]")
+    shown = ("# twice the data: 6.4 % less", "PE = {", "lambda: positions.sinusoid_table(6, 8)[5]")
     assert all(part in out for part in shown)
     for label in ("right", "our code"):
         first, second = re.findall(rf"^{label} +(.*)", out, flags=re.MULTILINE)

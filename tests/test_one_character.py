@@ -14,7 +14,7 @@ import ngram
 import prepare_data
 import sample
 import train
-from lessons import climb, evaluate, kit, look, rnn
+from lessons import climb, depth, evaluate, kit, look, rnn
 
 SHORT = ["--block_size=16", "--n_layer=1", "--n_head=2", "--n_embd=16", "--device=cpu"]
 JOBS = [
@@ -39,6 +39,7 @@ def ones(monkeypatch):
     monkeypatch.setattr(mlp, "LECTURE_STEPS", 60)
     monkeypatch.setattr(ngram, "train_neural", partial(ngram.train_neural, steps=10))
     monkeypatch.setattr(attention, "run_steps", lambda *_: None)
+    monkeypatch.setattr(depth, "DEPTHS", (2,))
 
 
 @pytest.fixture(autouse=True, params=[False, pytest.param(True, marks=pytest.mark.slow)], ids=["made", "drawn"])
@@ -84,6 +85,7 @@ def test_a_gpt_of_one_character(call):
         (evaluate, "--plot", "--num_samples=2"),
         (look, "--tokens=20"),
         (attention, "--dataset=ones", "--max_iters=2", "--plot"),
+        (depth, "--dataset=ones", "--max_iters=2"),
     ):
         status, _, err = call(*job)
         assert status == 0, err
