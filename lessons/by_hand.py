@@ -26,7 +26,7 @@ import torch.nn.functional as F
 from torch import nn
 
 try:
-    from attention import Transformer, causal_softmax
+    from attention import Block, Transformer, causal_softmax
     from common import run
     from lessons.kit import parse, print_result, print_row
 except ModuleNotFoundError as error:
@@ -61,9 +61,9 @@ def join_heads(x):
 
 
 # ----------------------------------------------------------------------------- 1. the gradient
-# Each layer takes its weight from one of PyTorch. It has a forward and a backward, as in mlp.py, which derives most of
-# them. forward keeps what backward needs. backward gets dout, the gradient of the loss w.r.t. the layer's output, sets
-# the gradient of the layer's weight, and returns the gradient w.r.t. the layer's input.
+# Each layer takes its weight from one of PyTorch. It has a forward (__call__ in mlp.py) and a backward. mlp.py derives
+# most of them. forward keeps what backward needs. backward gets dout, the gradient of the loss w.r.t. the layer's
+# output, sets the gradient of the layer's weight, and returns the gradient w.r.t. the layer's input.
 
 
 class Linear:
@@ -101,8 +101,8 @@ class Norm:
         dweight = dout * self.xhat
         self.weight.grad = dweight.sum(dim=(0, 1))  # the sum over all tokens
         dxhat = dout * self.weight
-        # as for batch norm in mlp.py, but over the channels of a token instead of a batch: a change of x also moves the
-        # mean and the std, and the gradient through these two is subtracted
+        # as for batch norm in mlp.py, but over the C channels of a token instead of a batch, and divided by C: a change
+        # of x also moves the mean and the std, and the gradient through these two is subtracted
         through_mean = dxhat.mean(dim=-1, keepdim=True)
         agreement = (dxhat * self.xhat).mean(dim=-1, keepdim=True)
         through_std = self.xhat * agreement
@@ -173,11 +173,11 @@ def backward_by_hand(model, idx, targets):
     token ids (B, T)."""
     block = model.blocks[0]
     heads = block.attention
-    network = block.feed_forward
+    up, _, down = block.feed_forward
     wte = model.wte.weight
     wpe = model.wpe.weight
     attention = [Norm(block.ln_1), Linear(heads.qkv), Heads(heads.nh), Linear(heads.proj)]
-    feed_forward = [Norm(block.ln_2), Linear(network.up), Relu(), Linear(network.down)]
+    feed_forward = [Norm(block.ln_2), Linear(up), Relu(), Linear(down)]
     output = [Norm(model.ln_f), Linear(model.output)]
 
     B, T = idx.shape
@@ -209,7 +209,7 @@ def backward_by_hand(model, idx, targets):
 
 def by_hand():
     """The gradient by hand, and by autograd"""
-    model = Transformer(V=27, T=16, C=32, nh=4)
+    model = Transformer(27, 16, 32, [Block(32, nh=4)])
     parameters = dict(model.named_parameters())
     for name, p in parameters.items():
         if "ln_" in name:

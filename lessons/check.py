@@ -42,8 +42,6 @@ from torch import ones, tensor, zeros
 
 try:
     import attention
-    import bigram
-    import mlp
     from common import UserError, replace_file, run
     from lessons import bpe
     from lessons.kit import parse
@@ -261,7 +259,7 @@ def run_file(path: str) -> None:
     sys.path.insert(0, str(folder))  # it may import files beside it
     if folder != Path(__file__).resolve().parents[1]:
         for file in folder.glob("*.py"):
-            sys.modules.pop(file.stem, None)  # a bigram.py there is the reader's own, not the lesson
+            sys.modules.pop(file.stem, None)  # an attention.py there is the reader's own, not the lesson
     try:
         functions.update(runpy.run_path(path))  # lines below if __name__ == "__main__" are not run
     except BaseException as error:  # exit(), too
@@ -455,7 +453,9 @@ def count_pairs(xs, ys, V):
 
     xs, ys (n,), int64: the first and the second letter of each pair, as numbers below V -> N (V, V), int64: N[x, y] is
     the number of pairs x, y."""
-    return bigram.count_pairs(xs, ys, V)
+    cells = xs * V + ys  # the cells of N, numbered row by row
+    counts = cells.bincount(minlength=V * V)
+    return counts.view(V, V)
 
 
 xs = tensor([0, 1, 0, 2])
@@ -470,7 +470,7 @@ def probabilities(N):
     """Turn counts into probabilities: divide each row by its sum.
 
     N (V, V), int64 -> P (V, V), float32."""
-    return bigram.probabilities(N, add=0)
+    return N / N.sum(dim=1, keepdim=True)
 
 
 probabilities.case(tensor([[1, 3], [2, 8]]))
@@ -484,7 +484,8 @@ def mean_nll(P, xs, ys):
 
     P (V, V), float32; xs, ys (n,), int64: the letters of each pair. Returns a number, which is infinite (math.inf) if a
     pair has the probability 0."""
-    return bigram.mean_nll(P, xs, ys)
+    log_p = P[xs, ys].log()
+    return -log_p.mean().item()
 
 
 P = tensor([[0.5, 0.5], [0.25, 0.75]])
@@ -503,7 +504,8 @@ def add_one(N):
     """Probabilities with 1 added to each count (Laplace smoothing).
 
     N (V, V), int64 -> P (V, V), float32: each row adds up to 1."""
-    return bigram.probabilities(N, add=1)
+    N = N + 1
+    return N / N.sum(dim=1, keepdim=True)
 
 
 add_one.case(tensor([[1, 0], [3, 4]]))
@@ -651,11 +653,12 @@ def batch_norm_backward(x, gain, eps, dout):
     x (B, H), float32, gain (H,) and eps as in batch_norm, with the variance divided by B; dout (B, H): the gradient of
     the loss with respect to the output of batch norm. Returns the gradients with respect to x (B, H), gain (H,) and
     bias (H,). Not by autograd."""
-    layer = mlp.BatchNorm(len(gain), eps)  # its backward() is written by hand, and sets the grad of gain and bias
-    layer.gain = gain
-    layer(x)
-    dx = layer.backward(dout)
-    return dx, layer.gain.grad, layer.bias.grad
+    bias = torch.zeros_like(gain)
+    inputs = (x, gain, bias)
+    for p in inputs:
+        p.requires_grad_()
+    out = F.batch_norm(x, None, None, gain, bias, training=True, eps=eps)
+    return torch.autograd.grad(out, inputs, dout)
 
 
 x = tensor([[0.0], [0.0], [3.0]])
@@ -672,9 +675,9 @@ def embedding_backward(C, X, dout):
 
     C (V, E), float32: a vector for each token; X (B, T), int64: tokens; dout (B, T, E): the gradient of the loss with
     respect to C[X] -> (V, E). Not by autograd."""
-    layer = mlp.Embedding(C)  # its backward() sets C.grad
-    layer(X)
-    layer.backward(dout)
+    C.requires_grad_()
+    emb = C[X]
+    emb.backward(dout)
     return C.grad
 
 
@@ -745,10 +748,12 @@ def heads(x, Wqkv, Wo, nh):
     last C values. Of each C, the first C / nh channels are the first head's, the next C / nh the second one's, and so
     on; scores are divided by sqrt(C / nh). The outputs of the heads, side by side, are multiplied by Wo (C, C), which
     gives (B, T, C). PyTorch's softmax may be used, not its attention."""
-    q, k, v = attention.split_heads(x @ Wqkv, nh)  # (B, nh, T, d) each
-    scores = q @ k.mT / math.sqrt(q.shape[-1])
-    wei = attention.causal_softmax(scores)
-    return attention.join_heads(wei @ v) @ Wo
+    qkv = x @ Wqkv  # (B, T, 3 C)
+    qkv = qkv.unflatten(2, (3, nh, -1))  # (B, T, 3, nh, d)
+    q, k, v = qkv.permute(2, 0, 3, 1, 4)  # (B, nh, T, d) each
+    out = F.scaled_dot_product_attention(q, k, v, is_causal=True)  # (B, nh, T, d)
+    side_by_side = out.transpose(1, 2).flatten(2)  # (B, T, C)
+    return side_by_side @ Wo
 
 
 # Queries and keys of 0, so equal weights; the values are x; Wo exchanges the two channels

@@ -38,11 +38,19 @@ import torch
 
 try:
     from common import Dataset, UserError, make_config, pick_device, run
-    from lessons.kit import autocast_loss, draw_lines, parse, print_result, print_row, print_table, random_windows
+    from lessons.kit import (
+        autocast_loss,
+        contexts,
+        draw_lines,
+        parse,
+        predict_by_orders,
+        print_result,
+        print_row,
+        print_table,
+        random_windows,
+    )
     from lessons.optim import Recipe, fit
-    from mlp import contexts
     from model import GPT, GPTConfig, check_positive
-    from ngram import predict_by_orders
     from prepare_data import load
 except ModuleNotFoundError as error:
     print(f"error: {error}; in the folder of train.py, type: python lessons/climb.py", file=sys.stderr)
@@ -127,7 +135,7 @@ def choose_places(data: Dataset, block_size: int) -> tuple[torch.Tensor, np.ndar
     windows = val[window_positions].astype(np.int64)
     X, y = contexts(val, at, LONGEST - 1, data.separator)  # (P, 7): the tokens before; (P,): the tokens there
     uniform = np.full((len(at), V), 1 / V)
-    counted = predict_by_orders(data, X.numpy(), range(1, LONGEST + 1), DISCOUNT)
+    counted = predict_by_orders(data, X, range(1, LONGEST + 1), DISCOUNT)
     q = np.stack([uniform, *counted])  # (M, P, V), all above 0
     return torch.from_numpy(windows), y.numpy(), np.log(q)
 

@@ -24,7 +24,7 @@ import torch
 from torch import nn
 
 try:
-    from attention import Attention, FeedForward, Transformer, estimate_loss, train
+    from attention import Attention, Transformer, estimate_loss, feed_forward, train
     from common import UserError, run
     from lessons.kit import parse, print_result, print_row, print_table
     from prepare_data import load
@@ -93,18 +93,16 @@ class Block(nn.Module):
         x = x + attention(ln_1(x))
         x = x + feed_forward(ln_2(x))
 
-    where a layer norm, ln, gives each token a mean of 0 and a variance of 1 over its channels, and then multiplies each
-    channel by a learned weight. `x +` is the residual connection: each part adds its output to x. norm "post" puts the
-    norm after the sum, ln(x + part(x)), as in 2017; None leaves the norm out. The two parts are an Attention and a
-    FeedForward of attention.py."""
+    as in attention.py. norm "post" puts the norm after the sum, ln(x + part(x)), as in 2017; None leaves the norm
+    out."""
 
-    def __init__(self, attention, feed_forward, C, residual=True, norm="pre"):
+    def __init__(self, C, nh, residual=True, norm="pre"):
         super().__init__()
         self.residual = residual
         self.norm = norm
-        self.attention = attention
+        self.attention = Attention(C, nh)
         self.ln_1 = nn.LayerNorm(C, bias=False) if norm else None
-        self.feed_forward = feed_forward
+        self.feed_forward = feed_forward(C)
         self.ln_2 = nn.LayerNorm(C, bias=False) if norm else None
 
     def forward(self, x):
@@ -122,7 +120,7 @@ class Block(nn.Module):
 def through_blocks(n_layer, block_options):
     """Send random numbers through a stack of blocks, and a random gradient back. Returns the gradient's size at the
     first block divided by its size after the last block, and the std of the last output."""
-    blocks = [Block(Attention(64, nh=4), FeedForward(64), C=64, **block_options) for _ in range(n_layer)]
+    blocks = [Block(64, nh=4, **block_options) for _ in range(n_layer)]
     blocks = nn.Sequential(*blocks)
     for p in blocks.parameters():
         if p.ndim == 2:
@@ -162,9 +160,8 @@ def to_tensor(tokens):
 def deep_transformer(V, block_options):
     """Return a Transformer of twelve blocks with these options. With the same random numbers, all kinds have the same
     initial weights."""
-    model = Transformer(V, BLOCK_SIZE, C=32, nh=4, n_layer=12)
-    blocks = [Block(plain.attention, plain.feed_forward, C=32, **block_options) for plain in model.blocks]
-    model.blocks = nn.Sequential(*blocks)
+    blocks = [Block(32, nh=4, **block_options) for _ in range(12)]
+    model = Transformer(V, BLOCK_SIZE, 32, blocks)
     # ln_f normalizes the last sum. Post-norm has done so already, and None leaves all norms out
     if blocks[0].norm != "pre":
         model.ln_f = nn.Identity()

@@ -24,7 +24,6 @@ import itertools
 import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -35,11 +34,16 @@ import torch.nn.functional as F
 try:
     from common import Dataset, UserError, load_checkpoint, load_model, pick_device, run
     from lessons.kit import (
+        NgramModel,
+        as_strings,
         check_tokenizer,
+        contexts,
+        count_training,
         document_edges,
         draw_lines,
         evaluation_windows,
         parse,
+        predict_rows,
         print_losses,
         print_result,
         print_table,
@@ -47,9 +51,7 @@ try:
         read_windows,
         start_ids,
     )
-    from mlp import contexts
     from model import GPT, check_positive
-    from ngram import NGrams, Predictor, count_ngrams, next_tokens
     from prepare_data import load
 except ModuleNotFoundError as error:
     print(f"error: {error}; in the folder of train.py, type: python lessons/evaluate.py", file=sys.stderr)
@@ -60,13 +62,12 @@ STRETCHES = 100  # parts that a text without documents is cut into, for the unce
 BINS = 15  # bins of confidence, of equal width, from probability 0 to 1
 MAX_PROBABILITIES = 2**28  # probabilities that the calibration keeps: a gigabyte in float32
 MAX_VOCAB = 256  # the largest vocabulary for the n-gram model, which computes the probability of every token
-MAX_TRAIN = 2**24  # tokens of the training split that are counted, and searched for copies
+MAX_TRAIN = 2**24  # tokens of the training split that are searched for copies
 LENGTH = 100  # tokens in a sample, at most
 CONTEXT = 7  # tokens that the n-gram model gets: an 8-gram without the last one
 DISCOUNT = 0.85  # of Kneser-Ney smoothing
 EXAMPLES = 10  # tokens that are shown, at which one model is far better than the other
 MAX_CACHE = 2**27  # numbers in the keys of samples drawn at a time: with the values, a gigabyte in float32
-CHUNK = 4096  # contexts for which the n-gram model computes probabilities at a time
 
 # In comments on shapes: N predicted tokens, V tokens in the vocabulary, B windows or samples of T
 # tokens, G documents or stretches of text. log_p (N, V) has log-probabilities, and targets (N,) the
@@ -100,8 +101,7 @@ class Session:
     options: Options
     device: torch.device
     autocast: torch.autocast  # the context of the dtype
-    # The 8-gram model: n-grams (N, CONTEXT + 1) -> the probabilities of their last tokens (N,)
-    counting: Predictor | None = None
+    counting: NgramModel | None = None  # the 8-gram model
 
 
 # ----------------------------------------------------------------------------- the loss, and its interval
@@ -277,21 +277,24 @@ def interpolate(p: np.ndarray, q: np.ndarray, document: np.ndarray) -> tuple[np.
     return both, [fitted_on_even, fitted_on_odd]
 
 
-def count(data: Dataset) -> Predictor:
-    """Count n-grams of the training split (of its beginning, if it is long). Returns the 8-gram model."""
-    grams, occurrences = count_ngrams(data.splits["train"][:MAX_TRAIN], CONTEXT + 1, data.separator)
-    table = NGrams(grams, occurrences, data.tokenizer.vocab_size, data.separator)
-    print(f"\n8-gram: Kneser-Ney, {table.num_params():,} counts")
-    return partial(table.kneser_ney, discount=DISCOUNT)
+def count(data: Dataset) -> NgramModel:
+    """Count n-grams of the training split. Returns the 8-gram model."""
+    print()
+    model, n_counts = count_training(data, CONTEXT + 1, DISCOUNT)
+    print(f"8-gram: Kneser-Ney, {n_counts:,} counts")
+    return model
 
 
 def show_interpolation(session: Session, measured: Measured) -> tuple[float, float]:
     """Print the losses of the GPT, of the n-gram model, and of both; then tokens at which one model is far better than
     the other. Returns the loss of both, and the mean lambda."""
     X, y = contexts(session.tokens, measured.index, CONTEXT, session.data.separator)  # (N, CONTEXT) and (N,)
-    grams = np.column_stack([X.numpy(), y.numpy()])  # (N, CONTEXT + 1)
     p = np.exp(-measured.losses)  # (N,) the GPT's probabilities of the true tokens
-    q = session.counting(grams)  # (N,) the n-gram model's probabilities
+    q = []
+    for context, token in zip(as_strings(X), y.tolist(), strict=True):
+        P = session.counting(context)
+        q.append(P[chr(token)])
+    q = np.array(q)  # (N,) the n-gram model's probabilities
     both, lambdas = interpolate(p, q, measured.document)
     mean_loss = measured.losses.mean()
     counting_loss = -np.log(q).mean()
@@ -424,14 +427,12 @@ def calibrate(log_p: torch.Tensor, targets: torch.Tensor, fitted_on: torch.Tenso
 def all_predictions(session: Session, mixtures: dict[str, float], windows: tuple, X: torch.Tensor) -> Iterator[tuple]:
     """Yield the name and log_p (N, V) of each model, {name: lambda}, at the targets of windows (starts, stops). X
     (N, CONTEXT): the tokens before them."""
-    V = session.data.tokenizer.vocab_size
     batches = [log_p.cpu() for log_p, _ in predict(session, windows)]
     gpt_log_p = torch.cat(batches)  # (N, V)
     gpt_p = gpt_log_p.exp()
     if session.counting is not None:
-        batches = [next_tokens(session.counting, x.numpy(), V) for x in X.split(CHUNK)]  # in parts, to save memory
-        counted_p = np.concatenate(batches)
-        counted_p = torch.from_numpy(counted_p)  # (N, V)
+        rows = predict_rows(session.counting, X)
+        counted_p = torch.from_numpy(rows)  # (N, V)
     for name, weight in mixtures.items():
         if weight == 1:
             yield name, gpt_log_p
@@ -573,14 +574,12 @@ def draw_samples(session: Session, weight: float, length: int) -> list[tuple]:
         for t, column in enumerate(proposed, start=1):  # (B, 1)
             by_counting = torch.rand(len(idx), generator=counting_generator) >= weight  # (B,)
             if by_counting.any():
-                newest = X[by_counting, -CONTEXT:].numpy()
-                p = next_tokens(session.counting, newest, config.vocab_size)  # (rows by counting, V)
+                p = predict_rows(session.counting, X[by_counting, -CONTEXT:])  # (rows by counting, V)
                 drawn = torch.multinomial(torch.from_numpy(p), 1, generator=counting_generator)
                 column[by_counting] = drawn.to(device)  # stream() reads this
             X = torch.cat([X, column.cpu()], dim=1)
             show(t)
-        drawn_tokens = X[:, CONTEXT:].tolist()
-        samples += [cut_at(ids, end) for ids in drawn_tokens]
+        samples += [cut_at(ids, end) for ids in X[:, CONTEXT:].tolist()]
     return samples
 
 

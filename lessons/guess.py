@@ -29,8 +29,7 @@ import torch
 
 try:
     from common import CharTokenizer, Dataset, UserError, load_checkpoint, load_model, run
-    from lessons.kit import parse, print_result, print_table
-    from ngram import predict_by_orders
+    from lessons.kit import parse, predict_by_orders, print_result, print_table
     from prepare_data import load
 except ModuleNotFoundError as error:
     print(f"error: {error}; in the folder of train.py, type: python lessons/guess.py", file=sys.stderr)
@@ -206,7 +205,7 @@ def ngram_probabilities(data: Dataset, places: list[Place]) -> dict[str, np.ndar
         filled_up = [data.separator] * n + known  # near the start of a document, fewer are known (never in a piece)
         rows.append(filled_up[-n:])
     # It counts the training split. (N, V) for each order
-    predictions = predict_by_orders(data, np.array(rows), orders, DISCOUNT)
+    predictions = predict_by_orders(data, torch.tensor(rows), orders, DISCOUNT)
     return dict(zip(ORDERS, predictions, strict=True))
 
 

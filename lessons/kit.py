@@ -1,4 +1,4 @@
-"""What the lessons share beside common.py: tables, windows of a text, plots.
+"""What the lessons share beside common.py: tables, windows of a text, n-grams, plots.
 
     from lessons.kit import print_table, read_windows
 
@@ -24,6 +24,7 @@ import math
 import shutil
 import time
 from collections.abc import Callable, Iterable
+from functools import lru_cache, partial
 from pathlib import Path
 
 import numpy as np
@@ -33,6 +34,7 @@ from torch.nn.utils.rnn import pad_sequence
 try:
     import common
     from common import UserError, replace_file
+    from ngram import LONGEST, count_contexts, count_letters, grams_of, kneser_ney, number_of_counts
 except ModuleNotFoundError as error:
     print(f"error: {error}; in the folder of train.py, type: python lessons/kit.py", file=sys.stderr)
     sys.exit(2)
@@ -316,6 +318,96 @@ def cells_of(tokens: np.ndarray, n_rows: int, V: int) -> np.ndarray:
     rows = 0 if n_rows == 1 else previous
     columns = tokens[1:]
     return rows * V + columns
+
+
+# ----------------------------------------------------------------------------- n-grams
+# ngram.py counts letters in strings, so token i becomes the character chr(i), whatever the tokenizer is.
+
+NgramModel = Callable[[str], dict[str, float]]  # a context -> the probability of each character after it
+
+MAX_KEPT = 2**13  # predictions of a model that are kept, as most contexts of a text come again: up to 100 MB
+
+
+def contexts(tokens: np.ndarray, at: np.ndarray, T: int, separator: int | None) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return examples: X (B, T), the T tokens before each of the indices `at` (B,), and Y (B,), the tokens there.
+
+    For emma and T = 3, with a dot for the separator: ... -> e, ..e -> m, .em -> m, emm -> a, mma -> the dot. Both are
+    int64. If a context would begin before the text, copies of the first token fill it up."""
+    # at[:, None] is at as a column, (B, 1); adding a row makes a table (B, T): in row i, at[i] - T to at[i] - 1
+    positions = at[:, None] + np.arange(-T, 0)
+    positions = np.maximum(positions, 0)
+    X = tokens[positions].astype(np.int64)
+    if separator is not None:
+        # Tokens before a separator belong to another document, so they become separators: a b . is now . . .
+        # (Each column, from right to left, takes over the separators of the column to its right.)
+        for column in reversed(range(T - 1)):
+            before_separator = X[:, column + 1] == separator
+            X[before_separator, column] = separator
+    Y = tokens[at].astype(np.int64)
+    return torch.from_numpy(X), torch.from_numpy(Y)
+
+
+def as_strings(X: torch.Tensor) -> list[str]:
+    """Contexts X (B, T) as strings of T characters."""
+    strings = []
+    for row in X.tolist():
+        characters = map(chr, row)
+        strings.append("".join(characters))
+    return strings
+
+
+def words_to_count(data) -> tuple[list[str], list[str], str]:
+    """Return the documents of a Dataset's training split as strings, the characters of all V tokens, and the character
+    that stands for the separator. A text without documents is one string, and the separator is ""."""
+    train = data.splits["train"]
+    if len(train) > LONGEST:
+        print(f"only the first {LONGEST:,} tokens of {len(train):,} in train are counted")
+    V = data.tokenizer.vocab_size
+    letters = list(map(chr, range(V)))
+    text = "".join(map(chr, train[:LONGEST]))
+    if data.separator is None:
+        return [text], letters, ""
+    dot = chr(data.separator)
+    parts = text.split(dot)
+    words = parts[1:-1]  # nothing is before the first separator, and at most a part of a document after the last one
+    return words, letters, dot
+
+
+def count_training(data, n: int, discount: float) -> tuple[NgramModel, int]:
+    """Count the n-grams of a Dataset's training split. Returns the Kneser-Ney model, and the number of its counts."""
+    words, letters, dot = words_to_count(data)
+    grams = grams_of(words, n, dot)
+    tables = count_contexts(grams)
+    model = partial(kneser_ney, tables=tables, letters=letters, discount=discount, dot=dot)
+    model = lru_cache(MAX_KEPT)(model)
+    sizes = map(number_of_counts, tables)
+    return model, sum(sizes)
+
+
+def predict_rows(model: NgramModel, X: torch.Tensor) -> np.ndarray:
+    """The probabilities (B, V) of all tokens after contexts X (B, T)."""
+    rows = []
+    for context in as_strings(X):
+        P = model(context)
+        row = np.array(list(P.values()))  # (V,)
+        rows.append(row)
+    return np.stack(rows)
+
+
+def predict_by_orders(data, X: torch.Tensor, orders: Iterable[int], discount: float) -> list[np.ndarray]:
+    """Train a Kneser-Ney model of each order, at most T + 1, on the training split. Returns for each model the
+    probabilities (B, V) of all tokens after contexts X (B, T)."""
+    words, letters, dot = words_to_count(data)
+    shared = count_contexts(grams_of(words, max(orders), dot))
+    predictions = []
+    for n in orders:
+        # The longest contexts of a model have counts of their own. The continuation counts of shorter ones are shared
+        grams = grams_of(words, n, dot)
+        tables = shared[: n - 1]
+        tables.append(count_letters(grams))
+        model = partial(kneser_ney, tables=tables, letters=letters, discount=discount, dot=dot)
+        predictions.append(predict_rows(model, X))  # of T tokens, it reads the n - 1 newest
+    return predictions
 
 
 # ----------------------------------------------------------------------------- plots

@@ -41,7 +41,7 @@ try:
     from lessons.kit import pad_rows, parse, print_result, print_row
     from lessons.optim import Recipe, fit
     from model import GPT, CausalSelfAttention, GPTConfig
-    from ngram import NGrams, sum_by_row
+    from ngram import count_contexts, kneser_ney
     from prepare_data import load
 except ModuleNotFoundError as error:
     print(f"error: {error}; in the folder of train.py, type: python lessons/mlm.py", file=sys.stderr)
@@ -226,53 +226,36 @@ def letter_loss(model: GPT, words: list[str], alphabet: str) -> float:
 # ----------------------------------------------------------------------------- one hidden letter, by counting
 
 
-def letter_grams(words: list[str], alphabet: str, side: str, end: bool = False) -> np.ndarray:
-    """Return an n-gram for each letter, (letters, n): the letters that an n-gram sees, then the letter
-    itself. The numbers are token minus END, so END is 0. With end=True, END is also predicted, except at the
-    start of a word. For the word "zab" (| is END):
+def letter_grams(words: list[str], side: str, end: bool = False) -> list[str]:
+    """Return an n-gram for each letter: the letters that an n-gram sees, in the order in which smoothing drops them,
+    then the letter itself. With end=True, the newline after a word (|) is also predicted. For the word "zab":
 
         left     |||||z   ||||za   |||zab     the five letters before it, then the letter
         both     |||b|az  ||||zba  ||z|a|b    at the distances -3 3 -2 2 -1 1, then the letter
     """
-    idx = encode(words, alphabet)  # (B, T)
-    T = idx.shape[1]
-    padded = idx.masked_fill(idx == PAD, END)
-    padded = F.pad(padded, (REACH, REACH), value=END)  # (B, T + 2 REACH)
-    offsets = list(SIDES[side])
-    offsets.append(0)  # the letter itself
-    # If REACH were 2, the letters at distance -1 would start at padded[1]. The word "zab":
-    #     idx               | z a b |
-    #     padded        | | | z a b | | |
-    #     distance -1     | | z a b
-    columns = []
-    for offset in offsets:
-        start = REACH + offset
-        neighbors = padded[:, start : start + T]  # (B, T): for each letter, the letter at this distance
-        columns.append(neighbors)
-    grams = torch.stack(columns, dim=2)  # (B, T, n)
-    is_predicted = idx >= FIRST
-    if end:
-        is_end = idx == END
-        is_end[:, 0] = False
-        is_predicted = is_predicted | is_end
-    grams = grams[is_predicted] - END
-    return grams.numpy()
+    newlines = REACH * "\n"
+    grams = []
+    for word in words:
+        padded = newlines + word + newlines
+        length = len(word) + 1 if end else len(word)
+        for i in range(REACH, REACH + length):
+            seen = [padded[i + distance] for distance in SIDES[side]]
+            grams.append("".join(seen) + padded[i])
+    return grams
 
 
 def ngram_losses(train_words: list[str], words: list[str], alphabet: str, side: str, end: bool = False) -> np.ndarray:
     """Count n-grams of train_words, with Kneser-Ney smoothing (ngram.py). Returns the losses of the
     letters of words, one word after the other, in nats, (letters,)."""
-    grams = letter_grams(train_words, alphabet, side, end)
-    once_each = np.ones(len(grams), dtype=int)
-    distinct, counts = sum_by_row(grams, once_each)  # the sum of the ones of equal n-grams is their count
-    # Before the first END of a word, there are only more ENDs. They add nothing, so kneser_ney() skips
-    # them. An END on the right, or between two halves, says as much as a letter.
-    separator = None if side == "both" or end else 0
-    V = len(alphabet) - END
-    table = NGrams(distinct, counts, V, separator)
-    to_predict = letter_grams(words, alphabet, side, end)
-    p = table.kneser_ney(to_predict, DISCOUNT)  # (letters,)
-    return -np.log(p)
+    tables = count_contexts(letter_grams(train_words, side, end))
+    # Before the first newline of a word, there are only more newlines. They add nothing, so kneser_ney() skips
+    # them. A newline on the right, or between two halves, says as much as a letter.
+    dot = "" if side == "both" or end else "\n"
+    losses = []
+    for gram in letter_grams(words, side, end):
+        P = kneser_ney(gram[:-1], tables, alphabet[END:], DISCOUNT, dot)
+        losses.append(-math.log(P[gram[-1]]))
+    return np.array(losses)
 
 
 # ----------------------------------------------------------------------------- do the letters after a gap help?

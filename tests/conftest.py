@@ -1,15 +1,19 @@
 """What the tests share: an empty working folder each, the scripts as a user runs them, and small texts."""
 
+import contextlib
 import functools
+import io
 import itertools
 import json
 import os
 import random
 import re
+import runpy
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import tiktoken
@@ -23,12 +27,15 @@ torch.set_num_threads(1)  # the tests' tensors are too small to share out
 # The tests mean the CPU: on a GPU, --device=auto would take that one. start() sees to other processes.
 torch.accelerator.current_accelerator = lambda check_available=False: None
 os.environ["CUDA_VISIBLE_DEVICES"] = ""
+os.environ["MPLBACKEND"] = "Agg"  # plots without windows
 for card in (torch.cuda, torch.xpu, torch.mtia):  # torch.manual_seed() notes the stack for each, even if there is none
     card.manual_seed_all = lambda seed: None
 
 NAMES = ["emma", "olivia", "ava", "isabella", "sophia", "mia", "amelia", "ella", "mila", "aria", "liam", "emil", "a"]
 
 ROOT = Path(__file__).parents[1]
+CLIMB = ("micrograd.py", "bigram.py", "ngram.py", "mlp.py", "attention.py")  # each imports nothing of ours
+LIST = ROOT / "data" / "names.txt"
 SHARED = ROOT.parent / "shared"  # local copies of the downloads, where someone has put them; never needed to pass
 
 
@@ -146,6 +153,39 @@ def start(script: str, *options: str, **more) -> subprocess.Popen:
 def finish(process: subprocess.Popen) -> subprocess.CompletedProcess:
     out, err = process.communicate(timeout=240)
     return subprocess.CompletedProcess(process.args, process.returncode, out, err)
+
+
+def rung(script: str, *options: object) -> SimpleNamespace:
+    """Run a script of the climb in this process, in the current folder: its names, and as `out` what it printed. Some
+    of these scripts run from top to bottom, as a notebook, so that no test can import them. One disables gradients at
+    its end, so they are enabled again; and a test in float64 gets what a user gets, float32."""
+    printed = io.StringIO()
+    dtype = torch.get_default_dtype()
+    with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(printed), torch.enable_grad():
+        patch.setattr(sys, "argv", [script, *map(str, options)])
+        torch.set_default_dtype(torch.float32)
+        try:
+            names = runpy.run_path(str(ROOT / script), run_name="__main__")
+        finally:
+            torch.set_default_dtype(dtype)
+    return SimpleNamespace(**names, out=printed.getvalue())
+
+
+def refused(script: str, *options: object) -> str:
+    """What rung() prints on stderr, if it ends with status 2."""
+    printed = io.StringIO()
+    with contextlib.redirect_stderr(printed), pytest.raises(SystemExit) as leaving:
+        rung(script, *options)
+    assert leaving.value.code == 2, printed.getvalue()
+    return printed.getvalue()
+
+
+@pytest.fixture(scope="session")
+def words_txt(tmp_path_factory) -> Path:
+    """A list of sixty names, so that a script needs little time."""
+    path = tmp_path_factory.mktemp("words") / "words.txt"
+    path.write_text("\n".join(LIST.read_text().split()[:60]) + "\n")
+    return path
 
 
 @pytest.fixture

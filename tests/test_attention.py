@@ -1,176 +1,169 @@
-import contextlib
-import io
+"""attention.py: averages, masks, heads and blocks against formulas, loops and PyTorch; training and its table.
+Bad input, and other lists of words: test_climb_scripts.py."""
+
 import math
 import re
-import sys
+from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
 
-import numpy as np
 import pytest
 import torch
-from conftest import ROOT, finish, start
+from conftest import LIST, ROOT, result, rung
+from torch import nn
 from torch.nn import functional as F
 
 import attention
-import prepare_data
 from attention import Attention, Block, Transformer, causal_softmax, head
-from model import GPT, CausalSelfAttention, GPTConfig
-from prepare_data import load
+from model import GPT, GPTConfig
 
-PLAIN = {"bias": False, "qk_norm": False, "position": "none", "norm": "layernorm"}
+PARTS = ["no head", "one head", "four heads", "and feed-forward", "residual, norm: a block", "three blocks"]
 
 
 @pytest.fixture(scope="module")
-def out() -> str:
-    """What the script prints without training."""
-    printed = io.StringIO()
-    with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(printed):
-        patch.setattr(sys, "argv", ["attention.py", "--max_iters=0"])
-        attention.main()
-    return printed.getvalue()
+def small(words_txt):
+    return rung("attention.py", f"--data={words_txt}", "--steps=2")
 
 
-def part(out: str, number: int) -> str:
-    return re.search(rf"^{number}\. .*?(?=^\d+\. |\Z)", out, flags=re.M | re.S)[0]
+@pytest.fixture
+def unmasked(monkeypatch):
+    """A softmax that sees the future: the control for what the mask does."""
+    monkeypatch.setattr(attention, "causal_softmax", lambda scores: scores.softmax(dim=-1))
 
 
-def numbers(text: str, name: str) -> list[float]:
-    """The numbers in the line of a table that starts with this name."""
-    (line,) = re.findall(rf"^ *{name} +(.*)", text, flags=re.M)
-    return [float(number.replace(",", "")) for number in line.split()]
+# ----------------------------------------------------------------------------- 1. averages of the past
 
 
-# ----------------------------------------------------------------------------- 1. averages
+def test_equal_scores_average_the_past(small):
+    assert causal_softmax(torch.zeros(3, 3)).tolist() == [[1, 0, 0], [0.5, 0.5, 0], pytest.approx([1 / 3] * 3)]
+    assert re.findall(r"(True|False)$", small.out, flags=re.M) == ["True", "True"]
 
 
-def check_steps(out: str) -> None:
-    """They come in order, and whatever is computed in two ways is the same."""
-    assert re.findall(r"^(\d+)\. ", out, flags=re.M) == ["1", "2", "3", "4"]  # 5 trains
-    same = re.findall(r"up to a relative difference of (\S+)$", out, flags=re.M)
-    assert len(same) == 3 and all(float(difference) < 1e-5 for difference in same)
+def test_an_average_with_the_future_is_another(unmasked, capsys):
+    attention.averages()
+    assert re.findall(r"(True|False)$", capsys.readouterr().out, flags=re.M) == ["True", "False"]
 
 
-def test_all_steps_are_printed_in_order(out):
-    check_steps(out)
-
-
-@pytest.mark.slow
-def test_as_a_user_starts_it():
-    done = finish(start("attention.py", "--max_iters=0"))
-    assert done.returncode == 0, done.stderr
-    check_steps(done.stdout)
-
-
-def test_the_tour_has_the_last_row_of_banana(out):
-    page = " ".join((ROOT / "docs" / "tour.md").read_text(encoding="utf-8").split())
-    (row,) = re.findall(r"^ *a5 +(\d[\d ]*)$", part(out, 2), flags=re.M)
-    assert f"print((100 * wei[-1]).round().int().tolist()) # [{', '.join(row.split())}]" in page
-
-
-def test_a_difference_is_no_rounding(capsys):
-    x = torch.ones(2, 3)
-    attention.check_same("equal", x, x + 1e-6)
-    assert "equal, (2, 3): the same" in capsys.readouterr().out
-    with pytest.raises(AssertionError, match="more than rounding"):
-        attention.check_same("different", x, x + 1e-4)
-
-
-def test_equal_scores_average_the_past(out):
-    wei = causal_softmax(torch.zeros(3, 3))
-    assert wei.tolist() == [[1, 0, 0], [0.5, 0.5, 0], pytest.approx([1 / 3] * 3)]
-    shown = re.findall(r"^ *[a-e]\d +(\d[\d .]*)$", part(out, 1), flags=re.M)
-    assert [row.split() for row in shown] == [
-        ["100", ".", ".", ".", "."],
-        ["50", "50", ".", ".", "."],
-        ["33", "33", "33", ".", "."],
-        ["25", "25", "25", "25", "."],
-        ["20"] * 5,
-    ]
-
-
-def test_the_mask_is_for_any_scores_and_comes_before_the_softmax():
+def test_the_mask_comes_before_the_softmax():
     scores = 10 * torch.randn(2, 3, 7, 7)
     wei = causal_softmax(scores)
     for t in range(7):
         torch.testing.assert_close(wei[..., t, : t + 1], scores[..., t, : t + 1].softmax(dim=-1))
         assert (wei[..., t, t + 1 :] == 0).all()
     torch.testing.assert_close(wei.sum(dim=-1), torch.ones(2, 3, 7))
+    mask_after = scores.softmax(dim=-1).tril()
+    assert mask_after.sum(dim=-1).min() < 0.5
 
 
 # ----------------------------------------------------------------------------- 2. one head
 
 
-def test_a_head_gives_the_worked_example(double):
-    """Vectors of meaning, 9.3 and 9.10, recomputed."""
-    X = torch.tensor([[1, 0, 1, 0], [0, 1, 0, 1], [1, 1, 0, 0]]).double()
-    Wq = torch.tensor([[1, 0], [0, 1], [1, 0], [0, 1]]).double()
-    Wk = torch.tensor([[0, 1], [1, 0], [0, 1], [1, 0]]).double()
-    Wv = torch.tensor([[1, 1], [0, 0], [0, 1], [1, 0]]).double()
-    output, wei = head(X[None], Wq, Wk, Wv, causal=False)
-    expected = [[0.0453884, 0.767918, 0.186694], [0.767918, 0.0453884, 0.186694], [1 / 3] * 3]
-    torch.testing.assert_close(wei[0], torch.tensor(expected), atol=1e-6, rtol=0)
-    expected = torch.tensor([[1, 0.277470], [1, 1.72253], [1, 1]])
-    torch.testing.assert_close(output[0], expected, atol=1e-5, rtol=0)
-    output, wei = head(X[None], Wq, Wk, Wv)
-    expected = torch.tensor([[1, 0, 0], [0.944193, 0.0558072, 0], [1 / 3] * 3])
-    torch.testing.assert_close(wei[0], expected, atol=1e-6, rtol=0)
-    torch.testing.assert_close(output[0], torch.tensor([[1, 2], [1, 1.88839], [1, 1]]), atol=1e-5, rtol=0)
-
-
-def test_the_weights_of_banana_depend_on_the_letters(out):
-    rows = re.findall(r"^ *([ban])\d +(\d[\d .]*)$", part(out, 2), flags=re.M)
+def test_the_weights_of_banana_depend_on_the_letters(small):
+    rows = re.findall(r"^ *\t([ban])\t([\d\t]+)$", small.out, flags=re.M)
     assert [letter for letter, _ in rows] == list("banana")
     for t, (letter, row) in enumerate(rows):
-        scores = [3 * (other == letter) for other in "banana"[: t + 1]]
-        total = sum(map(math.exp, scores))
-        expected = [f"{100 * math.exp(score) / total:.0f}" for score in scores]
-        assert row.split() == expected + ["."] * (5 - t)
+        exps = [math.exp(3 * (other == letter)) for other in "banana"[: t + 1]]
+        expected = [f"{100 * number / sum(exps):.0f}" for number in exps]
+        assert row.split() == expected + ["0"] * (5 - t)
+    page = " ".join((ROOT / "docs" / "tour.md").read_text(encoding="utf-8").split())
+    assert f"print((100 * wei[-1]).round().int().tolist()) # [{', '.join(row.split())}]" in page
 
 
-def test_the_mask_hides_a_later_token(out):
-    moved = {
-        mask: [float(number) for number in line.split()]
-        for line, mask in re.findall(r"outputs 0 to 5 move by ([\d. ]+) (without|with)", part(out, 2))
-    }
-    assert moved["with"][:4] == [0, 0, 0, 0] and moved["with"][4] > 1
-    assert min(moved["without"][:4]) > 0.01 and moved["without"][4] > 1
+def moved_by_the_fifth_letter(out: str) -> list[float]:
+    numbers = re.search(r"From banana to banaza, the outputs move by tensor\(\[(.*)\]\)", out)[1]
+    return [float(number) for number in numbers.split(",")]
+
+
+def test_no_output_before_a_changed_letter_moves(small):
+    *before, at, after = moved_by_the_fifth_letter(small.out)
+    assert before == [0, 0, 0, 0] and at > 1 and after > 0.01
+
+
+def test_without_the_mask_earlier_outputs_move(unmasked, capsys):
+    attention.one_head()
+    assert min(moved_by_the_fifth_letter(capsys.readouterr().out)) > 0.001
 
 
 # ----------------------------------------------------------------------------- 3. sqrt(d)
 
 
-def test_without_the_division_the_softmax_saturates(out):
-    rows = {d: numbers(part(out, 3), f"{d}") for d in (1, 4, 16, 64, 256)}
-    for d, (variance, _, _, scaled, _, _) in rows.items():
-        assert variance == pytest.approx(d, rel=0.08) and scaled == pytest.approx(1, abs=0.08)
-    alone, divided = [[row[at : at + 3] for row in rows.values()] for at in (0, 3)]
-    largest = [row[1] for row in alone]
-    assert largest == sorted(largest) and largest[-1] > 0.9
-    assert all(0.2 < row[1] < 0.27 and row[2] > 0.06 for row in divided)
-    assert alone[-1][2] < divided[-1][2] / 30  # what gets through
+def test_without_the_division_the_softmax_saturates(small):
+    rows = re.findall(r"^ +(\d+) +(\d+\.\d+) +(0\.\d+) +(0\.\d+)$", small.out, flags=re.M)
+    table = {int(d): [float(number) for number in numbers] for d, *numbers in rows}
+    assert list(table) == [1, 16, 256]
+    for d, (variance, _, largest_scaled) in table.items():
+        assert variance == pytest.approx(d, rel=0.08) and 0.2 < largest_scaled < 0.27
+    assert table[1][1] < 0.27 and table[16][1] > 0.6 and table[256][1] > 0.9
 
 
-# ----------------------------------------------------------------------------- 4. heads, and the block
+def gradient_through_softmax(scores: torch.Tensor) -> torch.Tensor:
+    scores.requires_grad_()
+    (scores.softmax(dim=-1) * torch.randn_like(scores)).sum().backward()
+    return scores.grad.norm(dim=-1).median()
 
 
-def copy_attention(mine: Attention, theirs: CausalSelfAttention) -> None:
-    theirs.c_attn.weight.data.copy_(mine.qkv.weight)
-    theirs.c_proj.weight.data.copy_(mine.proj.weight)
+def test_a_saturated_softmax_passes_hardly_any_gradient():
+    scores = torch.randn(2000, 256) @ torch.randn(256, 16)
+    assert gradient_through_softmax(scores / 16) > 30 * gradient_through_softmax(scores.clone())
+
+
+@pytest.mark.parametrize("d", [4, 64])
+def test_a_head_has_scores_of_variance_1(d, monkeypatch):
+    kept = []
+    monkeypatch.setattr(attention, "causal_softmax", lambda scores: kept.append(scores) or scores)
+    head(torch.randn(1, 500, 2 * d), torch.eye(2 * d)[:, :d], torch.eye(2 * d)[:, d:], torch.eye(2 * d))
+    assert kept[0].var().item() == pytest.approx(1, abs=0.15)
+
+
+# ----------------------------------------------------------------------------- 4. heads, a block, a Transformer
+
+
+@pytest.mark.parametrize("nh", [1, 3, 4])
+def test_heads_at_once_are_heads_by_a_loop(nh, double):
+    x, heads = torch.randn(2, 6, 24), Attention(24, nh)
+    Wqkv = heads.qkv.weight.T.chunk(3, dim=1)  # (C, C) each
+    by_loop = [head(x, *W) for W in zip(*(W.chunk(nh, dim=1) for W in Wqkv), strict=True)]
+    side_by_side = torch.cat([out for out, _ in by_loop], dim=2)
+    torch.testing.assert_close(heads(x), side_by_side @ heads.proj.weight.T)
+    torch.testing.assert_close(heads.wei, torch.stack([wei for _, wei in by_loop], dim=1))
+
+
+def test_heads_are_those_of_pytorch(double):
+    x, heads = torch.randn(2, 6, 24), Attention(24, 3)
+    q, k, v = (part.unflatten(2, (3, 8)).transpose(1, 2) for part in heads.qkv(x).chunk(3, dim=2))
+    for is_causal in (True, False):  # the control
+        out = F.scaled_dot_product_attention(q, k, v, is_causal=is_causal)
+        assert torch.allclose(heads(x), heads.proj(out.transpose(1, 2).flatten(2))) == is_causal
+
+
+@torch.no_grad()
+def test_a_block_adds_its_parts_to_its_input(double):
+    x, block = torch.randn(2, 5, 24), Block(24, 3)
+    for ln in (block.ln_1, block.ln_2):
+        ln.weight.copy_(torch.rand(24) + 0.5)
+
+    def norm(x, weight):
+        return weight * (x - x.mean(-1, keepdim=True)) / (x.var(-1, correction=0, keepdim=True) + 1e-5).sqrt()
+
+    after = x + block.attention(norm(x, block.ln_1.weight))
+    up, _, down = block.feed_forward
+    after = after + (norm(after, block.ln_2.weight) @ up.weight.T).clamp(min=0) @ down.weight.T
+    torch.testing.assert_close(block(x), after)
 
 
 @torch.no_grad()
 def test_the_transformer_is_a_gpt_with_its_blocks(double):
-    keys = PLAIN | {"position": "learned", "activation": "relu"}
-    mine = Transformer(V=11, T=8, C=24, nh=3, n_layer=2)
-    theirs = GPT(GPTConfig(vocab_size=11, block_size=8, n_layer=2, n_head=3, n_embd=24, **keys))
+    mine = Transformer(11, 8, 24, [Block(24, 3), Block(24, 3)])
+    plain = {"bias": False, "qk_norm": False, "position": "learned", "norm": "layernorm", "activation": "relu"}
+    theirs = GPT(GPTConfig(vocab_size=11, block_size=8, n_layer=2, n_head=3, n_embd=24, **plain))
     net = theirs.transformer
     pairs = [(mine.wte, net.wte), (mine.wpe, net.wpe), (mine.ln_f, net.ln_f), (mine.output, theirs.lm_head)]
     for block, other in zip(mine.blocks, net.h, strict=True):
-        copy_attention(block.attention, other.attn)
+        pairs += [(block.attention.qkv, other.attn.c_attn), (block.attention.proj, other.attn.c_proj)]
+        pairs += [(block.feed_forward[0], other.mlp.c_fc), (block.feed_forward[2], other.mlp.c_proj)]
         pairs += [(block.ln_1, other.ln_1), (block.ln_2, other.ln_2)]
-        pairs += [(block.feed_forward.up, other.mlp.c_fc), (block.feed_forward.down, other.mlp.c_proj)]
     for a, b in pairs:
-        if isinstance(a, torch.nn.LayerNorm):
+        if isinstance(a, nn.LayerNorm):
             a.weight.copy_(torch.rand(24) + 0.5)
         b.weight.copy_(a.weight)
     idx = torch.randint(11, (3, 7))  # shorter than T
@@ -178,160 +171,172 @@ def test_the_transformer_is_a_gpt_with_its_blocks(double):
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("residual", [True, False])
-@pytest.mark.parametrize("norm", ["pre", "post", None])
-def test_a_block_adds_its_parts_as_its_options_say(residual, norm, double):
-    x, block = torch.randn(2, 5, 24), Block(24, 3, residual=residual, norm=norm)
-    expected = x
-    for part, ln in ((block.attention, block.ln_1), (block.feed_forward, block.ln_2)):
-        if norm:
-            ln.weight.copy_(torch.rand(24) + 0.5)
-        before = expected
-        expected = part(ln(before)) if norm == "pre" else part(before)
-        expected = expected + before * residual
-        expected = ln(expected) if norm == "post" else expected
-    torch.testing.assert_close(block(x), expected)
-    assert len([*block.parameters()]) == 4 + 2 * bool(norm)
+def test_only_position_embeddings_tell_a_head_the_order(double):
+    model = Transformer(11, 8, 24, [Attention(24, 3)])
+    idx = torch.tensor([[1, 2, 3, 4, 5], [3, 1, 4, 2, 5]])
+    with_order = model(idx)[:, -1]
+    model.wpe.weight.zero_()
+    without = model(idx)[:, -1]
+    torch.testing.assert_close(without[0], without[1])
+    assert not torch.allclose(with_order[0], with_order[1], atol=0.01)
 
 
-# ----------------------------------------------------------------------------- 5. training
+def test_the_first_loss_is_about_that_of_uniform():
+    model = Transformer(27, 16, 64, [Block(64, 4), Block(64, 4)])
+    loss = F.cross_entropy(model(torch.randint(27, (50, 16))).mT, torch.randint(27, (50, 16)))
+    assert loss.item() == pytest.approx(math.log(27), abs=0.3)
 
 
-STEPS = ("averages", "one_head", "scaling", "one_block")
+# ----------------------------------------------------------------------------- training
 
 
-@pytest.fixture
-def only_training(monkeypatch):
-    for name in STEPS:
-        monkeypatch.setattr(attention, name, lambda: None)
+def test_words_become_one_text():
+    assert attention.encode(["abba", "b"], ["\n", "a", "b"]).tolist() == [0, 1, 2, 2, 1, 0, 2, 0]
 
 
-@pytest.fixture
-def trained(monkeypatch):
-    """The models that were trained, in their order."""
-    models, train = [], attention.train
+def test_batches_are_windows_and_their_next_tokens_and_the_rate_falls_to_0(monkeypatch):
+    inputs, targets, rates = [], [], []
+    step, cross_entropy = torch.optim.AdamW.step, F.cross_entropy
 
-    def keep(model, *rest, **more):
-        models.append(model)
-        train(model, *rest, **more)
+    def keep_rate(optimizer):
+        rates.append(optimizer.param_groups[0]["lr"])
+        step(optimizer)
 
-    monkeypatch.setattr(attention, "train", keep)
-    return models
+    def keep_targets(logits, y):
+        targets.append(y)
+        return cross_entropy(logits, y)
 
-
-def test_training_compares_the_parts(call, data, only_training, trained):
-    """The printed losses are the losses of the trained models."""
-    status, out, err = call(attention, "--dataset=tiny", "--max_iters=5")
-    assert status == 0, err
-    names = ["bigram", "MLP, three tokens", "one head", "four heads", "  and feed-forward", "  and residual"]
-    names += ["  and norm: a block"]
-    rows = [line for line in part(out, 5).splitlines() if line.startswith(tuple(names))]
-    assert len(rows) == len(trained) == 7
-    blocks = [model.blocks[0] for model in trained[2:]]
-    assert [block.attention.nh for block in blocks] == [1, 4, 4, 4, 4]
-    assert [block.feed_forward is not None for block in blocks] == [False, False, True, True, True]
-    assert [(block.residual, block.norm) for block in blocks] == [(False, None)] * 3 + [(True, None), (True, "pre")]
-    with_norms = [any("ln_" in name for name, _ in model.named_parameters()) for model in trained[2:]]
-    assert with_norms == [False] * 4 + [True]
-    dataset, printed = load("tiny"), []
-    tokens = torch.from_numpy(dataset.splits["val"].astype(np.int64))
-    T = attention.BLOCK_SIZE
-    for row, label, model in zip(rows, names, trained, strict=True):
-        n, _, loss = re.match(rf"{label} +([\d,]+) +(\S+) +(\S+) ", row).groups()
-        assert int(n.replace(",", "")) == sum(p.numel() for p in model.parameters())
-        losses = []
-        for at in range(0, len(tokens) - T, T // 2):  # the second halves of windows that overlap
-            x, y = tokens[at : at + T], tokens[at + 1 : at + T + 1]
-            losses.append(F.cross_entropy(model(x[None])[0], y, reduction="none")[T // 2 :].detach())
-        printed.append(float(loss))
-        assert printed[-1] == pytest.approx(torch.cat(losses).mean().item(), abs=2e-4)
-        words = row[row.index(loss) + len(loss) :]
-        assert set(words) - {" "} <= set(dataset.tokenizer.chars)
-    assert printed[6] < printed[0]
+    monkeypatch.setattr(torch.optim.AdamW, "step", keep_rate)
+    monkeypatch.setattr(F, "cross_entropy", keep_targets)
+    model = nn.Embedding(50, 50)
+    model.register_forward_hook(lambda model, args, out: inputs.append(args[0]))
+    attention.train(model, torch.arange(50), 8, 100, lr=0.5, batch_size=5)  # each token names its place
+    x, y = torch.stack(inputs), torch.stack(targets)
+    assert x.shape == y.shape == (100, 5, 8)
+    assert torch.equal(y, x + 1) and torch.equal(x, x[..., :1] + torch.arange(8))
+    assert set(x[..., 0].flatten().tolist()) == set(range(42))
+    assert rates == pytest.approx([0.5 * (100 - i) / 100 for i in range(100)])
 
 
-def test_batches_are_windows_from_everywhere_and_their_next_tokens():
-    tokens = torch.arange(50)  # each names its place
-    starts = set()
-    for _ in range(100):
-        x, y = attention.get_batch(tokens, T=8, batch_size=5)
-        assert x.shape == y.shape == (5, 8)
-        assert torch.equal(y, x + 1) and torch.equal(x, x[:, :1] + torch.arange(8))
-        starts |= set(x[:, 0].tolist())
-    assert starts == set(range(42))
-
-
-def test_training_teaches_the_bigram_what_counting_knows(data):
-    dataset = load("tiny")
-    tokens = torch.from_numpy(dataset.splits["train"].astype(np.int64))
-    V = dataset.tokenizer.vocab_size
-    bigram = torch.nn.Embedding(V, V)
-    attention.train(bigram, tokens, 32, 500, lr=0.1)
-    N = np.zeros((V, V))
-    np.add.at(N, (dataset.splits["train"][:-1], dataset.splits["train"][1:]), 1)
-    counted = -(N * np.log(N / N.sum(axis=1, keepdims=True), where=N > 0, out=np.zeros((V, V)))).sum() / N.sum()
-    loss = F.cross_entropy(bigram(tokens[:-1]), tokens[1:]).item()
-    assert counted - 1e-6 < loss < counted + 0.02
+def test_training_teaches_a_bigram_what_counting_knows():
+    tokens = attention.encode(LIST.read_text().split()[:300], ["\n", *"abcdefghijklmnopqrstuvwxyz"])
+    pairs = Counter(zip(tokens[:-1].tolist(), tokens[1:].tolist(), strict=True))
+    N = torch.zeros(27, 27)
+    for pair, count in pairs.items():
+        N[pair] = count
+    counted = -(N * (N / N.sum(dim=1, keepdim=True)).log()).nansum() / N.sum()
+    model = nn.Embedding(27, 27)
+    untrained = attention.estimate_loss(model, tokens, 8)
+    attention.train(model, tokens, 8, 500, lr=0.1)
+    loss = F.cross_entropy(model(tokens[:-1]), tokens[1:])
+    assert counted - 1e-5 < loss < counted + 0.02 < untrained - 0.5
 
 
 @torch.no_grad()
-def test_the_mlp_reads_three_letters():
-    mlp, idx = attention.ThreeTokens(V=7), torch.randint(5, (1, 9))
-    before = mlp(idx)
-    for back in range(5):
-        changed = idx.clone()
-        changed[0, 6 - back] = (idx[0, 6 - back] + 1) % 5
-        assert torch.equal(mlp(changed)[0, 6], before[0, 6]) == (back > 2)
+def test_the_loss_is_that_of_the_second_halves_of_windows():
+    model, tokens = Transformer(5, 8, 12, [Block(12, 2)]), torch.randint(5, (103,))
+    losses = []
+    for start in range(0, 103 - 8, 4):
+        x, y = tokens[start : start + 8], tokens[start + 1 : start + 9]
+        losses += [F.cross_entropy(model(x[None])[0, t], y[t]).item() for t in range(4, 8)]
+    assert attention.estimate_loss(model, tokens, 8) == pytest.approx(sum(losses) / len(losses), rel=1e-5)
 
 
-def test_a_sample_follows_the_model():
-    """If the model continues a, b, c ..., the sample is the alphabet; and no more than T tokens are read."""
+def test_the_loss_is_that_of_the_first_50_000_tokens():
+    model, tokens = nn.Embedding(5, 5), torch.randint(5, (50_100,))
+    loss = attention.estimate_loss(model, tokens, 8)
+    tokens[50_000:] = 0
+    assert attention.estimate_loss(model, tokens, 8) == loss
+    tokens[49_900:] = 0
+    assert attention.estimate_loss(model, tokens, 8) != loss
+
+
+def test_a_sample_continues_as_the_model_does():
+    """A model that continues a, b, c ... gives the alphabet. It reads at most T tokens."""
     seen = []
 
     def model(idx):
         seen.append(idx.shape[1])
         return 100 * F.one_hot((idx + 1) % 27, 27).float()
 
-    assert attention.sample(model, [0], T=8, max_new_tokens=60) == [i % 27 for i in range(61)]
-    assert max(seen) == 8
+    assert attention.sample(model, T=8) == [i % 27 for i in range(41)]
+    assert seen == [*range(1, 8), *[8] * 33]
 
 
-def test_the_plot_shows_the_weights_of_a_trained_head(call, only_training, trained, figures, monkeypatch):
-    Path("list.txt").write_text("\n".join(["abba", "baba"] * 200))
-    prepare_data.prepare("list.txt", documents="lines")
-    monkeypatch.setattr(attention, "PARTS", {"one head": attention.PARTS["one head"]})
-    status, out, err = call(attention, "--dataset=list", "--max_iters=5", "--plot")
-    assert status == 0, err
-    ((figure, path),) = figures
-    assert path == Path("out/attention_list/wei.png") and f"{path.as_posix()}: wei" in out and path.exists()
-    wei = figure.axes[0].images[0].get_array().data
-    assert wei.shape == (20, 20) and (np.triu(wei, 1) == 0).all()
-    one = trained[2]  # after the bigram model and the MLP
-    one(torch.from_numpy(load("list").splits["val"][None, :20].astype(np.int64)))
-    assert np.array_equal(wei, one.blocks[0].attention.wei[0, 0].detach().numpy()) and wei.std() > 0.05
+def test_a_sample_is_drawn_by_the_probabilities_of_the_model():
+    p = torch.tensor([0.6, 0.3, 0.1])
+    drawn = Counter()
+    for _ in range(50):
+        drawn.update(attention.sample(lambda idx: p.log().expand(1, idx.shape[1], 3), T=4)[1:])
+    assert [drawn[i] / drawn.total() for i in range(3)] == pytest.approx(p.tolist(), abs=0.05)
 
 
-def test_the_same_seed_gives_the_same_numbers(call, data, only_training, monkeypatch):
-    monkeypatch.setattr(attention, "PARTS", {"one head": attention.PARTS["one head"]})
-    losses = []
-    for seed in (1, 1, 2):
-        _, out, _ = call(attention, "--dataset=tiny", "--max_iters=1", f"--seed={seed}")
-        losses.append(re.findall(r"^(?:bigram|one head).*? \d+\.\d (.*)$", out, flags=re.M))
-    assert losses[0] == losses[1] != losses[2] and len(losses[0]) == 2
+# ----------------------------------------------------------------------------- the table of the parts
 
 
-def test_the_data_is_looked_at_before_the_steps(fails, monkeypatch):
-    """The steps take a while, and a dataset that does not do would then be an error at the end."""
-    monkeypatch.setattr(attention, "averages", lambda: pytest.fail("it has begun"))
-    Path("wide.txt").write_text("".join(map(chr, range(0x4E00, 0x4E00 + 2100))) * 2, encoding="utf-8")
-    prepare_data.prepare("wide.txt")
-    assert "wide has 2,101 tokens, and 2,048 are the most here; use" in fails(attention, "--dataset=wide")
-    Path("ten.txt").write_text("\n".join("abcdefghij"))
-    prepare_data.prepare("ten.txt", documents="lines")
-    error = fails(attention, "--dataset=ten")
-    assert "a split of ten is too short for windows of 32 tokens; use" in error
-    assert "data/nothing has no meta.json" in fails(attention, "--dataset=nothing")
+def table(out: str) -> dict[str, float]:
+    rows = re.findall(rf"^({'|'.join(PARTS)}) +(\d+\.\d{{4}})  ", out, flags=re.M)
+    return {name: float(loss) for name, loss in rows}
 
 
-def test_a_plot_needs_training(fails):
-    assert "--plot draws a trained head, and --max_iters=0 trains none;" in fails(attention, "--max_iters=0", "--plot")
+def test_each_row_is_a_model_with_one_part_more(words_txt, capsys, monkeypatch):
+    started, train = [], attention.train
+
+    def keep_state(*args):
+        started.append(torch.get_rng_state())
+        train(*args)
+
+    monkeypatch.setattr(attention, "train", keep_state)
+    itos = ["\n", *"abcdefghijklmnopqrstuvwxyz"]
+    words = words_txt.read_text().split()
+    val_data = attention.encode(words[50:], itos)
+    args = SimpleNamespace(steps=3, seed=1)
+    models, last = attention.compare_parts(attention.encode(words[:50], itos), val_data, itos, args)
+    losses = table(capsys.readouterr().out)
+    assert list(losses) == list(models) == PARTS
+    for name, model in models.items():
+        assert losses[name] == pytest.approx(attention.estimate_loss(model, val_data, 32), abs=1e-4)
+    assert losses["three blocks"] == pytest.approx(last, abs=1e-4)
+    assert all(torch.equal(state, started[0]) for state in started)  # the same batches for all
+    x = torch.randn(1, 5, 64)
+    (block,) = models["residual, norm: a block"].blocks
+    after = x + block.attention(block.ln_1(x))
+    torch.testing.assert_close(block(x), after + block.feed_forward(block.ln_2(after)))
+    kinds = [[type(layer) for layer in model.blocks] for model in models.values()]
+    assert kinds == [[], [Attention], [Attention], [Attention, nn.Sequential], [Block], [Block] * 3]
+    assert [models[name].blocks[0].nh for name in PARTS[1:4]] == [1, 4, 4]
+
+
+def test_the_result_is_the_loss_of_the_last_row(small):
+    losses = table(small.out)
+    assert list(losses) == PARTS
+    expected = {"model": "transformer", "dataset": "words", "val": f"{losses['three blocks']:.4f}"}
+    assert result(small.out) == expected
+
+
+def test_the_same_seed_gives_the_same_numbers(small, words_txt):
+    again, other = (rung("attention.py", f"--data={words_txt}", "--steps=2", f"--seed={seed}") for seed in (1337, 2))
+    assert again.out == small.out
+    assert table(other.out) != table(small.out)
+
+
+def test_the_plot_shows_the_weights_of_a_trained_head(words_txt):
+    import matplotlib.pyplot as plt
+
+    plt.close("all")
+    rung("attention.py", f"--data={words_txt}", "--steps=2", "--plot")
+    assert Path("attention.png").read_bytes().startswith(b"\x89PNG")
+    (image,) = plt.gca().images
+    wei = torch.tensor(image.get_array().tolist())
+    plt.close("all")
+    assert wei.shape == (32, 32) and torch.equal(wei, wei.tril())
+    torch.testing.assert_close(wei.sum(dim=1), torch.ones(32))
+    assert not torch.allclose(wei[1, :2], wei[1, :2].mean())  # more than an average
+
+
+@pytest.mark.slow
+def test_heads_and_blocks_lower_the_loss_on_names():
+    losses = table(rung("attention.py", f"--data={LIST}", "--steps=300").out)
+    bigram, _, heads, _, block, three = losses.values()
+    assert 2.4 < bigram < 2.7
+    assert heads < bigram - 0.1 and max(block, three) < heads - 0.05

@@ -11,7 +11,7 @@ from conftest import finish, result, start
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
-from attention import Transformer, causal_softmax
+from attention import Block, Transformer, causal_softmax
 from lessons import by_hand
 
 
@@ -76,13 +76,14 @@ def test_the_gradient_by_hand_is_that_of_autograd(dtype, capsys, request):
         torch.manual_seed(seed)
         by_hand.by_hand()
         found = differences(capsys)
-        assert found.keys() == dict(Transformer(27, 16, 32, 4).named_parameters()).keys() and len(found) == 10
+        expected = dict(Transformer(27, 16, 32, [Block(32, 4)]).named_parameters())
+        assert found.keys() == expected.keys() and len(found) == 10
         assert max(found.values()) < (1e-5 if dtype == torch.float32 else 1e-10)
 
 
 @pytest.mark.parametrize("length", [6, 4])  # tokens, in a model with 6 positions
 def test_gradients_with_repeated_tokens_and_tokens_that_do_not_occur(double, length):
-    model = Transformer(V=5, T=6, C=12, nh=2)
+    model = Transformer(5, 6, 12, [Block(12, nh=2)])
     with torch.no_grad():
         for name, p in model.named_parameters():
             if "ln_" in name:

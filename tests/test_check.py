@@ -602,8 +602,8 @@ def test_what_the_tour_shows_is_printed(capsys):
 def test_a_module_of_the_reader_is_not_replaced_by_the_lesson_of_the_same_name(state):
     loss = "-P[xs, ys].log().mean()" if state == "right" else "0.0"
     Path("class1").mkdir()
-    Path("class1/bigram.py").write_text(f"def mean_nll(P, xs, ys):\n    return {loss}\n")
-    Path("class1/mine.py").write_text("from bigram import mean_nll\n")
+    Path("class1/attention.py").write_text(f"def mean_nll(P, xs, ys):\n    return {loss}\n")
+    Path("class1/mine.py").write_text("from attention import mean_nll\n")
     ((name, verdict, _),) = check.check("class1/mine.py", ["mean_nll"])
     assert (name, verdict) == ("mean_nll", state)
 

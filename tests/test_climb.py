@@ -2,18 +2,36 @@
 
 import math
 import tomllib
+from collections.abc import Callable
 
 import numpy as np
 import pytest
 import torch
 from conftest import ROOT, result
 
-import ngram
-from lessons import climb
+from common import Dataset
+from lessons import climb, kit
 from lessons.climb import NAMES, divergence
+from ngram import count_contexts, grams_of, kneser_ney
 from prepare_data import load
 
 pytestmark = pytest.mark.usefixtures("long_data")  # data/prose, a text, and data/many, documents
+
+
+def counted(data: Dataset, n: int, padded: bool = False) -> Callable[[str], list[float]]:
+    """The Kneser-Ney model of ngram.py, on the characters of the training split: a text -> P of each token after it.
+    padded: before a text without documents are copies of its first character, as in assets/ngram.js."""
+    letters, separator = data.tokenizer.chars, data.separator
+    dot = "" if separator is None else letters[separator]
+    text = data.tokenizer.decode(data.splits["train"].tolist())
+    text = (text[0] * (n - 1) + text)[1:] if padded else text
+    tables = count_contexts(grams_of(data.documents("train") if dot else [text], n, dot))
+
+    def after(text: str) -> list[float]:
+        context = dot * n + text.rsplit(dot, 1)[-1] if dot else text[:1] * n + text
+        return list(kneser_ney(context, tables, letters, 0.85, dot).values())
+
+    return after
 
 
 @pytest.fixture
@@ -68,22 +86,49 @@ def test_counting_predicts_what_ngram_py_does(name):
     data = load(name)
     _, targets, log_q = climb.choose_places(data, 4)
     P, V = len(targets), data.tokenizer.vocab_size
-    text, S = data.splits["val"].tolist(), data.separator
+    text = data.tokenizer.decode(data.splits["val"].tolist())
     at = sorted(set(np.linspace(climb.LONGEST, len(text) - 1, climb.PLACES).astype(int).tolist()))
     assert log_q.shape == (len(NAMES), P, V)
     assert np.exp(log_q).sum(-1) == pytest.approx(1)
     assert log_q[0] == pytest.approx(-math.log(V))
     for n in (1, 2, 3, 8):
-        grams, counts = ngram.count_ngrams(data.splits["train"], n, S)
-        model = ngram.NGrams(grams, counts, V, S)
+        after = counted(data, n)
         for place in range(0, P, 7):
-            context = text[: at[place]]
-            if S is not None:
-                begin = max(i for i, token in enumerate(context) if token == S)
-                context = [S] * 8 + context[begin + 1 :]
-            context = context[len(context) - n + 1 :]
-            rows = np.array([[*context, token] for token in range(V)])
-            assert np.exp(log_q[n, place]) == pytest.approx(model.kneser_ney(rows, climb.DISCOUNT))
+            assert np.exp(log_q[n, place]) == pytest.approx(after(text[: at[place]]))
+
+
+@pytest.mark.parametrize("name", ["prose", "many"])
+def test_the_beginning_of_a_long_text_is_counted_and_only_whole_documents(name, monkeypatch, capsys):
+    data = load(name)
+    train = data.splits["train"].tolist()
+    text = data.tokenizer.decode(train)
+    for most in (50, len(train)):
+        monkeypatch.setattr(kit, "LONGEST", most)
+        words, _, dot = kit.words_to_count(data)
+        decoded = [data.tokenizer.decode([ord(character) for character in word]) for word in words]
+        if name == "prose":
+            assert decoded == [text[:most]] and dot == ""
+        else:
+            assert decoded == data.documents("train")[: text[:most].count("\n") - 1]
+        said = f"only the first 50 tokens of {len(train):,} in train are counted\n"
+        assert capsys.readouterr().out == ("" if most == len(train) else said)
+
+
+@pytest.mark.parametrize("T", [1, 3, 40])
+@pytest.mark.parametrize("name", ["prose", "many"])
+def test_contexts_are_those_of_a_loop_over_the_tokens(name, T):
+    """No context reaches into another document, or before the text; and any places may be asked for, in any order."""
+    data = load(name)
+    tokens = data.splits["train"][:500]
+    first = int(tokens[0])
+    context, rows = [first] * T, []
+    for y in tokens[1:].tolist():
+        rows.append((context, y))
+        context = [first] * T if y == data.separator else [*context[1:], y]
+    at = np.random.default_rng(0).permutation(np.arange(1, len(tokens)))
+    X, Y = kit.contexts(tokens, at, T, data.separator)
+    assert X.tolist() == [rows[i - 1][0] for i in at]
+    assert Y.tolist() == [rows[i - 1][1] for i in at]
 
 
 def test_the_gpt_has_the_parts_of_the_lectures():

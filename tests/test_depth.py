@@ -10,7 +10,7 @@ import torch
 from conftest import finish, result, start
 
 import prepare_data
-from attention import Attention, FeedForward, Transformer
+from attention import Block, Transformer
 from lessons import depth
 from prepare_data import load
 
@@ -85,7 +85,7 @@ def test_activations_keep_their_size_with_the_right_gain_only(capsys):
 @pytest.mark.parametrize("residual", [True, False])
 @pytest.mark.parametrize("norm", ["pre", "post", None])
 def test_a_block_adds_its_parts_as_its_options_say(residual, norm, double):
-    x, block = torch.randn(2, 5, 24), depth.Block(Attention(24, 3), FeedForward(24), 24, residual=residual, norm=norm)
+    x, block = torch.randn(2, 5, 24), depth.Block(24, 3, residual=residual, norm=norm)
     expected = x
     for part, ln in ((block.attention, block.ln_1), (block.feed_forward, block.ln_2)):
         if norm:
@@ -152,7 +152,7 @@ def trained(monkeypatch):
 def test_all_kinds_start_with_the_weights_of_the_plain_transformer(kind):
     idx = torch.randint(7, (2, 9))
     torch.manual_seed(1)
-    plain = Transformer(7, depth.BLOCK_SIZE, 32, 4, 12)
+    plain = Transformer(7, depth.BLOCK_SIZE, 32, [Block(32, 4) for _ in range(12)])
     next_number = torch.rand(1)
     torch.manual_seed(1)
     model = depth.deep_transformer(7, depth.KINDS[kind])

@@ -1,6 +1,5 @@
 import math
 import re
-from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -9,13 +8,12 @@ import pytest
 import torch
 import torch.nn.functional as F
 from conftest import babble, loss_of, result
+from test_climb import counted
 
-import ngram
 import prepare_data
 from common import UserError, load_model, make_tokenizer, pick_device, save_model
 from lessons import evaluate
 from lessons.evaluate import (
-    CONTEXT,
     Session,
     bootstrap,
     calibrate,
@@ -31,11 +29,9 @@ from lessons.evaluate import (
     real_samples,
     show_copies,
 )
-from lessons.kit import evaluation_windows, random_windows
+from lessons.kit import NgramModel, evaluation_windows, random_windows
 from lessons.optim import Recipe, fit
-from mlp import contexts
 from model import GPT, GPTConfig
-from ngram import NGrams, count_ngrams, next_tokens
 from prepare_data import load
 
 pytestmark = pytest.mark.usefixtures("data", "long_data")  # data/tiny, a text, and data/many, documents
@@ -139,9 +135,10 @@ def test_a_bootstrap_gives_the_interval_of_independent_groups():
 # ----------------------------------------------------------------------------- counting
 
 
-def count_table(dataset, n: int) -> NGrams:
-    counts = count_ngrams(dataset.splits["train"], n, dataset.separator)
-    return NGrams(*counts, dataset.tokenizer.vocab_size, dataset.separator)
+def random_bigram(V: int) -> tuple[np.ndarray, NgramModel]:
+    """Probabilities (V, V), and an n-gram model that gives those after the last character of a context."""
+    P = np.random.default_rng(0).dirichlet(np.ones(V), V)
+    return P, lambda context: {chr(i): p for i, p in enumerate(P[ord(context[-1])])}
 
 
 def true_probabilities(weight: float, N: int = 40_000) -> tuple[np.ndarray, np.ndarray]:
@@ -179,16 +176,16 @@ def test_samples_have_the_frequencies_of_the_interpolation():
     dataset, n = load("many"), 20_000
     V, start = dataset.tokenizer.vocab_size, dataset.separator
     gpt = GPT(GPTConfig(vocab_size=V, **SMALL)).eval()
-    counting = partial(count_table(dataset, 2).additive, alpha=0.1)
+    P, counting = random_bigram(V)
     torch.nn.init.normal_(gpt.lm_head.weight, std=1)  # unlike the uniform distribution
     for weight in (0.0, 0.4, 1.0):
         samples = draw_samples(session(gpt, dataset, counting, num_samples=n), weight, 2)
         drawn = np.array([[*ids, start, start][:2] for ids in samples])  # without the separator at the end
         frequent = np.bincount(drawn[drawn[:, 0] != start, 0]).argmax()
         for before in ([], [int(frequent)]):
-            text = torch.tensor([[start, *before]])
-            counted = next_tokens(counting, np.array([[0] * CONTEXT + text[0].tolist()])[:, -CONTEXT:], V)[0]
-            expected = weight * gpt(text)[0][0, -1].softmax(0).detach().numpy() + (1 - weight) * counted
+            text = [start, *before]
+            by_gpt = gpt(torch.tensor([text]))[0][0, -1].softmax(0).detach().numpy()
+            expected = weight * by_gpt + (1 - weight) * P[text[-1]]
             of_these = drawn[drawn[:, 0] == before[0], 1] if before else drawn[:, 0]
             found = np.bincount(of_these, minlength=V) / len(of_these)
             assert len(of_these) > 500 and found == pytest.approx(expected, abs=2.5 / len(of_these) ** 0.5)
@@ -197,8 +194,8 @@ def test_samples_have_the_frequencies_of_the_interpolation():
 def test_samples_of_a_second_part_are_other_ones(monkeypatch):
     monkeypatch.setattr(evaluate, "MAX_CACHE", 10 * 8 * 16)  # ten samples
     dataset = load("many")
-    gpt = GPT(GPTConfig(vocab_size=dataset.tokenizer.vocab_size, **SMALL)).eval()
-    counting = partial(count_table(dataset, 2).additive, alpha=1)
+    V = dataset.tokenizer.vocab_size
+    gpt, (_, counting) = GPT(GPTConfig(vocab_size=V, **SMALL)).eval(), random_bigram(V)
     for weight in (0.0, 0.5, 1.0):
         drawn = draw_samples(session(gpt, dataset, counting, num_samples=20), weight, 8)
         assert len(drawn) == 20 and drawn[:10] != drawn[10:], weight
@@ -442,9 +439,8 @@ def test_what_counting_still_knows_agrees_with_literal_loops(name, call, monkeyp
     out = call(evaluate, "--num_samples=0", "--dtype=float32")[1]
     (p, q, group), (both, lambdas), dataset = given, found, load(name)
     figures, text = result(out), dataset.tokenizer.decode(dataset.splits["val"].tolist())
-    kneser_ney = ["--n=8", "--smoothing=kneser-ney", "--discount=0.85", "--num_samples=0"]
-    counted = result(call(ngram, f"--dataset={name}", *kneser_ney)[1])["val"]
-    assert -np.log(q).mean() == pytest.approx(float(counted), abs=1e-4)
+    after = counted(dataset, 8)
+    assert q == pytest.approx([after(text[:i])[token] for i, token in enumerate(dataset.splits["val"]) if i > 0])
     assert float(figures["mixed"]) == pytest.approx(-np.log(both).mean(), abs=1e-4)
     assert float(figures["lambda"]) == pytest.approx(np.mean(lambdas), abs=1e-4) and 0 < np.mean(lambdas) < 1
     assert f"lambda: {lambdas[0]:.3f} and {lambdas[1]:.3f}, " in out
@@ -479,14 +475,12 @@ def test_each_model_of_the_calibration_gives_probabilities_and_the_last_one_is_t
     assert result(call(evaluate, "--num_samples=0", "--dtype=float32")[1])["lambda"] == "0.3000"
     for p in given:
         assert p.sum(dim=1).numpy() == pytest.approx(1, abs=1e-5)
-    gpt, counted, both = given
+    gpt, by_counting, both = given
     dataset = load("many")
-    val = dataset.splits["val"]
-    at, _, _ = locate(val, evaluation_windows(val, dataset.separator, 16), dataset.separator)
-    X, _ = contexts(val, at, CONTEXT, dataset.separator)
-    counting = partial(count_table(dataset, 8).kneser_ney, discount=0.85)
-    assert counted.numpy() == pytest.approx(next_tokens(counting, X.numpy(), dataset.tokenizer.vocab_size), abs=1e-6)
-    assert torch.allclose(both, 0.3 * gpt + 0.7 * counted) and not torch.allclose(gpt, counted, atol=0.1)
+    after, text = counted(dataset, 8), dataset.tokenizer.decode(dataset.splits["val"].tolist())
+    expected = np.array([after(text[:i]) for i in range(1, len(text))])  # all windows, in the order of the text
+    assert by_counting.numpy() == pytest.approx(expected, abs=1e-6)
+    assert torch.allclose(both, 0.3 * gpt + 0.7 * by_counting) and not torch.allclose(gpt, by_counting, atol=0.1)
 
 
 @pytest.mark.parametrize("dataset", ["many", "tiny"])

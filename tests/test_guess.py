@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 import torch
 from conftest import ROOT, finish, result, start
+from test_climb import counted
 
-import ngram
 import prepare_data
 from common import save_model
 from lessons import guess
@@ -85,15 +85,12 @@ def test_a_number_of_guesses_is_the_place_in_the_sorted_list():
 def test_the_ngram_models_predict_as_in_ngram_py(name):
     """From the known text before each place alone."""
     data = load(name)
-    V = data.tokenizer.vocab_size
     places = choose_places(data, 1337)[:45]
     by_name = guess.ngram_probabilities(data, places)
     for model, order in guess.ORDERS.items():
-        table = ngram.NGrams(*ngram.count_ngrams(data.splits["train"], order, data.separator), V, data.separator)
-        for i, (known, _) in enumerate(places):
-            before = known if data.separator is None else [data.separator] * order + known
-            rows = np.array([[*before[len(before) - order + 1 :], token] for token in range(V)])
-            assert by_name[model][i] == pytest.approx(table.kneser_ney(rows, guess.DISCOUNT))
+        after = counted(data, order)
+        for p, (known, _) in zip(by_name[model], places, strict=True):
+            assert p == pytest.approx(after(data.tokenizer.decode(known)))
 
 
 def save_run(name: str, dataset: str) -> GPT:

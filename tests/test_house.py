@@ -12,14 +12,14 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pytest
-from conftest import ROOT
+from conftest import CLIMB, ROOT
 
 # A file imports files of lower floors. A file that is not listed here, such as one of your own, can be on any floor.
 FLOORS = (
-    "micrograd model cells",
+    "micrograd bigram ngram mlp attention model cells",
     "common peft",
     "prepare_data sample optim kit",
-    "bigram ngram mlp attention train bpe capacity rnn recall seq2seq word2vec scaling rlhf fast finetune",
+    "train bpe capacity rnn recall seq2seq word2vec scaling rlhf fast finetune",
     "gpt2 look evaluate climb guess mlm emergence check by_hand positions depth",
 )
 FLOOR_OF = {name: floor for floor, names in enumerate(FLOORS) for name in names.split()}
@@ -54,6 +54,12 @@ def test_a_file_imports_lower_floors_only():
     for name in FLOOR_OF.keys() & FILES.keys():
         listed = imports(name) & FLOOR_OF.keys()
         assert all(FLOOR_OF[other] < FLOOR_OF[name] for other in listed), (name, listed)
+
+
+@pytest.mark.parametrize("script", CLIMB)
+def test_a_script_of_the_climb_imports_nothing_of_ours(script):
+    assert imports(Path(script).stem) == set()
+    assert "common" in imports("kit")  # the control
 
 
 def run_alone(*command: str) -> subprocess.CompletedProcess:

@@ -13,8 +13,6 @@ import pytest
 import torch
 from conftest import loss_of
 
-import bigram
-import ngram
 from common import CharTokenizer, UserError, load
 from lessons import kit
 from lessons.kit import counting_losses, evaluation_windows, mean_loss, read_windows
@@ -273,11 +271,3 @@ def test_baselines_are_add_one_counts(figures, tmp_path):
 def test_ids_of_16_bits_do_not_overflow_in_a_table_of_pairs():
     data = counted(1000, range(1000), range(1000))
     assert counting_losses(data)["bigram"] == pytest.approx(-math.log(2 / 1001))
-
-
-@pytest.mark.parametrize("script", [ngram, bigram])
-def test_a_plot_that_cannot_be_saved_costs_no_loss(script, data, call):
-    Path("out").touch()  # a file in place of the folder
-    status, out, err = call(script, "--dataset=list", "--plot")
-    assert status == 2 and err.startswith("error: ") and err.count("\n") == 1
-    assert "\nval " in out and "\ntest " in out

@@ -12,21 +12,19 @@ import sys
 import time
 import zlib
 from dataclasses import fields
-from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from conftest import babble, gpt2_tensors, result
+from test_climb import counted
 from test_gpt_js import attention_weights
 
 import prepare_data
 from common import load, load_model, make_tokenizer, save_model
 from lessons import bpe, gpt2, look
-from mlp import contexts
 from model import GPT, GPTConfig
-from ngram import NGrams, count_ngrams, next_tokens
 
 SHAPE = {"block_size": 16, "n_layer": 3, "n_head": 2, "n_embd": 16, "zero_init": False}
 
@@ -448,19 +446,18 @@ def test_counting_stands_beside_it_and_a_mixture(call, data, browser):
         text = "the cat" if dataset == "tiny" else "emma"
         browser.type(text)
         start = [0] if dataset == "list" else []
-        ids, V = start + dataset_.tokenizer.encode(text), dataset_.tokenizer.vocab_size
-        table = NGrams(*count_ngrams(dataset_.splits["train"], 8, dataset_.separator), V, dataset_.separator)
-        X, _ = contexts(np.array([*ids, 0]), np.arange(1, len(ids) + 1), 7, dataset_.separator)
-        q = next_tokens(partial(table.kneser_ney, discount=0.85), X.numpy(), V)
-        counted, both = surprises(browser, "8-gram"), surprises(browser, "both")
+        ids = start + dataset_.tokenizer.encode(text)
+        after = counted(dataset_, 8, padded=True)
+        q = np.array([after(dataset_.tokenizer.decode(ids[:i])) for i in range(1, len(ids) + 1)])
+        by_counting, both = surprises(browser, "8-gram"), surprises(browser, "both")
         for i, target in enumerate(ids[1:]):
             p = log_softmax(model, ids[: i + 1]).exp()[target].item()
-            assert counted[i + 1 - len(start)] == pytest.approx(-math.log2(q[i, target]), abs=1e-4)
+            assert by_counting[i + 1 - len(start)] == pytest.approx(-math.log2(q[i, target]), abs=1e-4)
             assert both[i + 1 - len(start)] == pytest.approx(-math.log2((q[i, target] + p) / 2), abs=1e-4)
         assert [p for _, p in bars(browser, "8-gram")[:10]] == pytest.approx(100 * np.sort(q[-1])[:-11:-1], abs=0.06)
         browser.run("document.querySelectorAll('#views button')[3].click()")
         assert browser.run("tokens.map((token) => token.span.className.includes('blue'))")[1:] == [
-            g < c for g, c in zip(surprises(browser)[1:], counted[1:], strict=True)
+            g < c for g, c in zip(surprises(browser)[1:], by_counting[1:], strict=True)
         ]
 
 

@@ -1,12 +1,15 @@
 """What README.md and docs/*.md say: commands that the scripts accept, numbers that agree, links that lead somewhere.
 And the commands in the docstrings of the files and in the comments of config/."""
 
+import argparse
+import ast
 import csv
 import importlib
 import json
 import math
 import os
 import re
+import runpy
 import shlex
 import shutil
 import subprocess
@@ -14,12 +17,12 @@ import sys
 import tomllib
 from dataclasses import fields
 from pathlib import Path
+from types import SimpleNamespace
 
-import numpy as np
 import pytest
 import test_lectures
 import torch
-from conftest import ROOT, babble, local_copy, result
+from conftest import CLIMB, ROOT, babble, local_copy, result, rung
 
 import common
 import model
@@ -39,9 +42,26 @@ TOUR, GLOSSARY = (PAGES[ROOT / "docs" / f"{name}.md"] for name in ("tour", "glos
 TEXT = "\n".join(PAGES.values())
 BLOCKS = re.findall(r"^```(\w+)\n(.*?)^```", TEXT, flags=re.M | re.S)  # (language, text)
 SCRIPTS = sorted(path.relative_to(ROOT) for path in (*ROOT.glob("*.py"), *ROOT.glob("lessons/*.py")))
-FILES = {}  # "lessons/rlhf.py" -> module
+
+
+def outline(node: ast.Module | ast.ClassDef | ast.FunctionDef) -> SimpleNamespace:
+    """The names in a file, without importing it: its docstring, functions, classes with their methods, variables."""
+    found = SimpleNamespace(__doc__=ast.get_docstring(node, clean=False))
+    for statement in node.body:
+        if isinstance(statement, (ast.ClassDef, ast.FunctionDef)):
+            setattr(found, statement.name, outline(statement))
+        else:
+            for part in ast.walk(statement):
+                if isinstance(part, ast.Name) and isinstance(part.ctx, ast.Store):
+                    setattr(found, part.id, part)
+    return found
+
+
+FILES = {}  # "lessons/rlhf.py" -> module, or the outline of a script that may run when it is imported
 for script in SCRIPTS:
-    if script.name != "mine.py":  # the reader's own, see lessons/check.py
+    if script.name in CLIMB:
+        FILES[script.name] = outline(ast.parse((ROOT / script).read_text(encoding="utf-8")))
+    elif script.name != "mine.py":  # the reader's own, see lessons/check.py
         FILES[script.as_posix()] = importlib.import_module(".".join(script.with_suffix("").parts))
 
 
@@ -106,9 +126,30 @@ FIRST_TABLE = tables(README[: README.index("\n## ")])
 TORCHRUN = {"--nproc_per_node"}
 
 
+class Parsed(Exception):
+    """The options of a script are read; its parser."""
+
+
+def read_as_the_climb(script: str, monkeypatch) -> argparse.ArgumentParser:
+    """Run a script of the climb as far as its options. Returns its parser, or ends with status 2 if one is wrong."""
+    parse_args = argparse.ArgumentParser.parse_args
+
+    def parse_and_stop(parser: argparse.ArgumentParser) -> None:
+        parse_args(parser)
+        raise Parsed(parser)
+
+    with monkeypatch.context() as patch, pytest.raises(Parsed) as parsed:
+        patch.setattr(argparse.ArgumentParser, "parse_args", parse_and_stop)
+        runpy.run_path(str(ROOT / script), run_name="__main__")
+    return parsed.value.args[0]
+
+
 def read(words: list[str], monkeypatch) -> None:
-    """Read the options of a command, ["train.py", "--seed=1"]. Raises UserError if one is wrong."""
+    """Read the options of a command, ["train.py", "--seed=1"]. Raises UserError or SystemExit if one is wrong."""
     monkeypatch.setattr(sys, "argv", words)
+    if words[0] in CLIMB:
+        read_as_the_climb(words[0], monkeypatch)
+        return
     if words[0] == "train.py":
         saved = {"config": vars(train.TrainConfig())}
         monkeypatch.setattr(train, "load_checkpoint", lambda _: saved)  # the weights to start from, or to resume
@@ -152,8 +193,8 @@ def test_a_command_is_one_that_the_scripts_accept(command, monkeypatch):
 
 
 def test_no_command_has_a_comment_that_a_shell_would_pass_on():
-    """zsh, the shell of macOS, and those of Windows have no comments. Scripts end their options at a lone #, but in zsh
-    some characters behind it have a meaning."""
+    """zsh, the shell of macOS, and those of Windows have no comments. Scripts with Options end them at a lone #, but in
+    zsh some characters behind it have a meaning."""
     assert not [text for kind, text in BLOCKS if kind == "sh" and "#" in text]
     for module in FILES.values():
         for comment in re.findall(r"^    (?:python|torchrun) .*?(#.*)", module.__doc__ or "", flags=re.M):
@@ -164,24 +205,30 @@ def test_a_wrong_command_would_show(monkeypatch):
     monkeypatch.chdir(ROOT)
     wrong = (
         "ngram.py --colour=red",
-        "ngram.py --n=0",
-        "mlp.py --batch_size=1",
-        "train.py --n_head=3",
+        "ngram.py --n=six",
         "ngram.py names",
+        "bigram.py --dataset=names",
+        "lessons/rnn.py --colour=red",
+        "lessons/rnn.py --max_iters=few",
+        "train.py --n_head=3",
     )
     for command in (*wrong, "train.py --init_from=out/names --n_layer=7"):
-        with pytest.raises(UserError):
+        with pytest.raises((UserError, SystemExit)):
             read(command.split(), monkeypatch)
     with pytest.raises(OSError):
         read(["train.py", "config/nothing.toml"], monkeypatch)
 
 
-def test_each_option_in_the_text_is_one_of_some_script():
+def test_each_option_in_the_text_is_one_of_some_script(monkeypatch):
     known = TORCHRUN | {"--index", "--help", "--no", "--group"}  # options of pip and uv
     known |= {"--eval_iters", "--lr_decay_iters"}  # nanoGPT's
     for module in FILES.values():
         for options in (getattr(module, "Options", None), getattr(module, "TrainConfig", None)):
             known |= {f"--{field.name}" for field in fields(options)} if options else set()
+    for script in CLIMB:
+        monkeypatch.setattr(sys, "argv", [script])
+        usage = read_as_the_climb(script, monkeypatch).format_usage()
+        known |= set(re.findall(r"--\w+", usage))
     assert set(re.findall(r"(?<![\w-])--\w+", re.sub("```text.*?```", "", OF_TODAY, flags=re.S))) <= known
 
 
@@ -426,11 +473,9 @@ def test_the_worked_examples_of_the_tour():
     pieces = [tokenizer.decode([i]) for i in tokenizer.encode("aaabdaaabac")]
     assert f"(5): `{' '.join(pieces)}`" in text
 
-    letters = {letter: i for i, letter in enumerate(".qubacd")}
-    words = np.array([letters[letter] for letter in ".qu.qu.qu.ba.ca.da."])
-    pairs, counts = np.unique(np.stack((words[:-1], words[1:]), axis=1), axis=0, return_counts=True)
-    single, _ = ngram.NGrams(pairs, counts, len(letters), 0).orders
-    assert (single.counts[letters["a"]], single.counts[letters["u"]], single.totals[0]) == (3, 1, 10)
+    tables = ngram.count_contexts(ngram.grams_of(["qu", "qu", "qu", "ba", "ca", "da"], n=2))
+    single = tables[0][""]
+    assert (single["a"], single["u"], sum(single.values())) == (3, 1, 10)
     assert "`a` has continuation count 3 and `u` has 1, of 10 distinct pairs" in text
 
     G = torch.tensor([[5.0, 4.0], [4.0, 5.0]])
@@ -466,7 +511,7 @@ def test_the_glossary_names_places_that_are_there():
 
 
 def place(module, path: str):
-    """What `path` names in a module, such as "GPT.mask"; AttributeError if it is not there."""
+    """What `path` names in a module or outline, such as "GPT.mask"; AttributeError if it is not there."""
     for part in path.split("."):
         module = getattr(module, part)
     return module
@@ -518,12 +563,11 @@ def test_the_numbers_of_a_row_agree(row):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("row", [row for row in LADDER if "gram.py" in row.get("command", "")], ids=command_of)
-def test_a_row_of_counting_is_what_its_command_prints(row, call):
+def test_a_row_of_counting_is_what_its_command_prints(row, monkeypatch):
+    monkeypatch.chdir(ROOT)  # data/names.txt
     _, script, *options = shlex.split(row["command"].strip("`"))
-    if "--dataset=shakespeare" in options:
-        prepare_shakespeare()
-    numbers = result(call(FILES[script], *options, "--num_samples=0")[1])
-    for split in ("train", "val", "test"):
+    numbers = result(rung(script, *options).out)
+    for split in ("val", "test"):
         if split in row:
             assert float(row[split]) == pytest.approx(float(numbers[split]), abs=0.0006)
     if row["model"] != "uniform":  # its command counts letters, and makes their counts equal
@@ -544,10 +588,11 @@ def test_the_first_table_is_made_of_rows_of_the_ladder():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("row", FIRST_TABLE[:2] + FIRST_TABLE[3:4], ids=lambda row: row["model"])
-def test_counting_invents_the_names_that_the_first_table_shows(row, call, names):
+def test_counting_invents_the_names_that_the_first_table_shows(row, monkeypatch):
+    monkeypatch.chdir(ROOT)  # data/names.txt
     command = next(known["command"] for known in LADDER[:16] if known["val"] == row["loss"])
     _, script, *options = shlex.split(command.strip("`"))
-    printed = call(FILES[script], *options)[1].split("samples:\n")[1].split("\n")[:4]
+    printed = rung(script, *options).out.split("samples:")[1].split()[:4]
     column = list(row)[-1]
     shown = [name.strip() for name in row[column].split(",")]
     for name, real in zip(shown, printed, strict=True):
