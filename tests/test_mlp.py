@@ -282,6 +282,8 @@ def test_the_first_loss_of_the_lecture(names):
     assert f"uniform is {math.log(27):.4f}" in names.out
     if torch.__version__.startswith("2."):
         assert "first loss 27.8817" in names.out
+        (last,) = re.findall(r"; (\S+) after 1,000 steps$", names.out, flags=re.M)
+        assert float(last) == pytest.approx(4.02, abs=0.05)
     assert result(names.out)["params"] == str(27 * 10 + 30 * 200 + 2 * 200 + 200 * 27 + 27)
 
 
@@ -360,6 +362,16 @@ def test_samples_follow_the_probabilities_until_a_dot(small):
     assert sum(len(word) == 1 for word in words) == pytest.approx(1000, abs=90)
     assert all(word[1:] == a * (len(word) - 1) for word in words)
     assert {(0, 0, 0), (0, 0, 1), (0, 0, 2), (0, 2, 1), (2, 1, 1)} <= set(contexts)
+
+
+def test_a_sample_is_the_same_with_batch_norm_and_with_it_folded(small):
+    """A batch of one context has no variance, so sample() must use the running averages."""
+    words = []
+    for layers in (small.layers, small.folded):
+        torch.manual_seed(1)
+        words.append([small.sample(layers) for _ in range(10)])
+    assert words[0] == words[1]
+    assert len(set(words[0])) > 1
 
 
 # ----------------------------------------------------------------------------- what is printed

@@ -566,12 +566,16 @@ def test_the_numbers_of_a_row_agree(row):
 def test_a_row_of_counting_is_what_its_command_prints(row, monkeypatch):
     monkeypatch.chdir(ROOT)  # data/names.txt
     _, script, *options = shlex.split(row["command"].strip("`"))
-    numbers = result(rung(script, *options).out)
-    for split in ("val", "test"):
-        if split in row:
-            assert float(row[split]) == pytest.approx(float(numbers[split]), abs=0.0006)
-    if row["model"] != "uniform":  # its command counts letters, and makes their counts equal
+    out = rung(script, *options).out
+    numbers = result(out)
+    printed_as = {"uniform": "uniform", "neural bigram": "learned"}.get(row["model"])
+    if printed_as:  # a row of the table that it prints
+        train_loss, val_loss = re.search(rf"^{printed_as} +(\S+) +(\S+)", out, re.M).groups()
+        numbers = {"train": train_loss, "val": val_loss}
+    else:
         assert int(row["parameters"].replace(",", "")) == int(numbers["params"])
+    for split in {"train", "val", "test"} & row.keys() & numbers.keys():
+        assert float(row[split]) == pytest.approx(float(numbers[split]), abs=0.0006)
 
 
 def test_the_first_table_is_made_of_rows_of_the_ladder():
@@ -587,7 +591,7 @@ def test_the_first_table_is_made_of_rows_of_the_ladder():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("row", FIRST_TABLE[:2] + FIRST_TABLE[3:4], ids=lambda row: row["model"])
+@pytest.mark.parametrize("row", [FIRST_TABLE[1], FIRST_TABLE[3]], ids=lambda row: row["model"])
 def test_counting_invents_the_names_that_the_first_table_shows(row, monkeypatch):
     monkeypatch.chdir(ROOT)  # data/names.txt
     command = next(known["command"] for known in LADDER[:16] if known["val"] == row["loss"])
