@@ -1,7 +1,7 @@
 """Which files of this folder does a script load when it runs, and how many lines have they?
 
     python tests/carried.py train.py                 # a tiny run on prepared data
-    python tests/carried.py ngram.py --n=4           # with options of your own
+    python tests/carried.py sample.py --top_k=5      # with options of your own
     python tests/carried.py lessons/rnn.py
 
 Whoever forks a script carries these files. They are what Python has imported at the end of a real run, so
@@ -17,11 +17,15 @@ import tempfile
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
+WORDS = f"--data={ROOT / 'data' / 'names.txt'}"
 TINY_TRAINING = ["--n_layer=1", "--n_embd=16", "--max_iters=2", "--eval_tokens=500"]
 OPTIONS = {
     "train.py": [*TINY_TRAINING, "--out_dir=out/second"],
     "sample.py": ["--max_new_tokens=20"],
-    "mlp.py": ["--max_iters=100", "--num_samples=2"],
+    "bigram.py": [WORDS],
+    "ngram.py": [WORDS, "--n=2"],
+    "mlp.py": [WORDS, "--steps=100"],
+    "attention.py": [WORDS, "--steps=2"],
     "lessons/rnn.py": ["--max_iters=20", "--num_samples=2"],
 }
 

@@ -2,7 +2,9 @@
 Bad input, and other lists of words: test_climb_scripts.py."""
 
 import math
+import random
 import re
+import sys
 from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
@@ -320,17 +322,33 @@ def test_the_same_seed_gives_the_same_numbers(small, words_txt):
     assert table(other.out) != table(small.out)
 
 
-def test_the_plot_shows_the_weights_of_a_trained_head(words_txt):
+def test_the_plot_is_for_one_head_and_the_validation_split(words_txt, monkeypatch):
+    drawn = []
+    monkeypatch.setattr(attention, "draw", lambda *args: drawn.append(args))
+    monkeypatch.setattr(sys, "argv", ["attention.py", f"--data={words_txt}", "--steps=1", "--plot"])
+    attention.main()
+    ((model, tokens, itos),) = drawn
+    words = words_txt.read_text().split()
+    random.seed(42)
+    random.shuffle(words)
+    assert "".join(itos[i] for i in tokens).split() == words[48:54]
+    assert model.blocks[0].nh == 1
+
+
+@pytest.mark.parametrize("n_words", [60, 10])
+def test_the_plot_shows_the_weights_of_a_trained_head(n_words, words_txt):
     import matplotlib.pyplot as plt
 
     plt.close("all")
-    rung("attention.py", f"--data={words_txt}", "--steps=2", "--plot")
+    Path("words.txt").write_text("\n".join(words_txt.read_text().split()[:n_words]))
+    rung("attention.py", "--data=words.txt", "--steps=2", "--plot")
     assert Path("attention.png").read_bytes().startswith(b"\x89PNG")
     (image,) = plt.gca().images
     wei = torch.tensor(image.get_array().tolist())
     plt.close("all")
-    assert wei.shape == (32, 32) and torch.equal(wei, wei.tril())
-    torch.testing.assert_close(wei.sum(dim=1), torch.ones(32))
+    assert (len(wei) == 32) == (n_words == 60)  # a tenth of ten words is shorter than a window
+    assert torch.equal(wei, wei.tril())
+    torch.testing.assert_close(wei.sum(dim=1), torch.ones(len(wei)))
     assert not torch.allclose(wei[1, :2], wei[1, :2].mean())  # more than an average
 
 

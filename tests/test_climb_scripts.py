@@ -20,18 +20,6 @@ SMALL = {
 }
 ON_WORDS = CLIMB[1:]
 
-
-def first_is_quick(cases) -> list:
-    """The first case of each script, and the others as slow tests."""
-    seen = set()
-    params = []
-    for script, *rest in cases:
-        marks = pytest.mark.slow if script in seen else ()
-        params.append(pytest.param(script, *rest, marks=marks))
-        seen.add(script)
-    return params
-
-
 # ----------------------------------------------------------------------------- words
 
 
@@ -132,9 +120,8 @@ def test_a_bad_file_gets_one_line(script, what):
     assert "bad.txt" in err
 
 
-@pytest.mark.parametrize(
-    ("script", "what"), first_is_quick((script, what) for what in ("missing", "a folder") for script in ON_WORDS)
-)
+@pytest.mark.parametrize("what", ["missing", pytest.param("a folder", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("script", ON_WORDS)
 def test_a_bad_file_gets_one_line_in_a_process(script, what):
     done = finish(start(script, f"--data={make_bad_file(what)}"))
     assert done.returncode == 2
