@@ -325,7 +325,7 @@ def cells_of(tokens: np.ndarray, n_rows: int, V: int) -> np.ndarray:
 
 NgramModel = Callable[[str], dict[str, float]]  # a context -> the probability of each character after it
 
-MAX_KEPT = 2**13  # predictions of a model that are kept, as most contexts of a text come again: up to 100 MB
+MAX_KEPT = 2**13  # predictions of a model that are kept, as most contexts of a text come again: up to 130 MB
 
 
 def contexts(tokens: np.ndarray, at: np.ndarray, T: int, separator: int | None) -> tuple[torch.Tensor, torch.Tensor]:
@@ -369,7 +369,8 @@ def words_to_count(data) -> tuple[list[str], list[str], str]:
         return [text], letters, ""
     dot = chr(data.separator)
     parts = text.split(dot)
-    words = parts[1:-1]  # nothing is before the first separator, and at most a part of a document after the last one
+    # Nothing is before the first separator, and after the last one at most a part of a document
+    words = parts[1:-1] or parts[1:]
     return words, letters, dot
 
 
