@@ -241,7 +241,7 @@ def compare_parts(train_data, val_data, itos, args):
     models = {}
     print(f"\n4. {args.steps} steps each         val loss   sample (by the same random numbers)")
     for name, blocks in parts.items():
-        torch.manual_seed(args.seed)  # the same batches for all models
+        torch.manual_seed(args.seed)  # here the blocks are made already, so all models get the same batches
         model = Transformer(len(itos), T, C, blocks)
         train(model, train_data, T, args.steps)
         loss = estimate_loss(model, val_data, T)

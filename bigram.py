@@ -2,7 +2,7 @@
 
     python bigram.py                         # names: pairs, counts, samples, loss
     python bigram.py --score=emma,andrejq    # how probable are these words
-    python bigram.py --data=my.txt --plot    # any list of words, one per line, and a heat map of its counts
+    python bigram.py --data=my.txt --plot    # any list of words, one per line, and a heat map of counts
 
 Read micrograd.py before and ngram.py after. The model sees one letter and predicts the next one. It is judged by its
 loss: how surprised it is, on average, by the letter that really comes. All later models predict the next letter too,
@@ -22,7 +22,7 @@ parser.add_argument("--data", default="data/names.txt", help="a list of words, o
 parser.add_argument("--score", help="words to score, separated by commas; default: the first word")
 parser.add_argument("--steps", type=int, default=300, help="steps of gradient descent")
 parser.add_argument("--seed", type=int, default=2147483647, help="random seed of the samples and of the weights")
-parser.add_argument("--plot", action="store_true", help="draw the counts: bigram.png")
+parser.add_argument("--plot", action="store_true", help="draw the counts of train: bigram.png")
 args = parser.parse_args()
 torch.set_num_threads(1)  # a second thread does not help with tensors this small
 
@@ -48,7 +48,7 @@ print(len(words), "words of", V, "letters:", *itos)
 
 
 def make_pairs(words):
-    """Return xs, the index of each letter, and ys, the index of the letter after it. For emma: .e em mm ma a."""
+    """Return xs, the index of each letter, and ys, the index of the letter after it: .e em mm ma a. for emma."""
     xs = []
     ys = []
     for word in words:
@@ -114,15 +114,15 @@ def mean_nll(P, xs, ys):
     return -log_likelihoods.mean().item()
 
 
-# The probability of all words is the product of the probabilities of their pairs: too small for a 64-bit number, so 0.
+# The probability of all words is the product of the probabilities of their pairs. In a long list, it underflows to 0.
 likelihoods = P[xs, ys].double()
 print("\n\nproduct of all probabilities:", likelihoods.prod().item())
 print("mean of -log P instead:", mean_nll(P, xs, ys), "\n")
 to_score = args.score.split(",") if args.score else words[:1]
 for word in to_score:
     if not set(word) <= set(letters):
-        parser.exit(2, f"error: {word} has letters that the list lacks; give --score=WORD another word\n")
-    pairs = make_pairs([word])
+        parser.exit(2, "error: --score has letters that the list lacks; give words of other letters\n")
+    pairs = make_pairs([word])  # (xs, ys), so P[pairs] is P[xs, ys]
     print(word, "has pairs of the probabilities", P[pairs])
     print("mean of -log P:", mean_nll(P, *pairs))
 
@@ -164,11 +164,11 @@ for step in range(args.steps):
     # backward: W.grad becomes the change of the loss per small change of each weight
     W.grad = None  # otherwise, it would be added to the gradient of the step before
     loss.backward()
-    # update: downhill. The rate is large, as few of all pairs concern one weight; with few letters, 50 would overshoot
+    # update: downhill. The rate is large, as few of all pairs concern one weight: 50 for 25 letters or more. With fewer
+    # letters, 50 would overshoot
     W.data -= min(50, 2 * V) * W.grad
     if step % 50 == 0:
         print("step", step, "loss", loss.item())
-
 # ----------------------------------------------------------------------------- which table is the best?
 
 tables = {}
@@ -197,4 +197,4 @@ if args.plot:
 
 name = Path(args.data).stem
 test = mean_nll(smoothed, *test_pairs)
-print(f"result: model=bigram dataset={name} params={V * V} val={val:.4f} test={test:.4f}")
+print(f"result: model=bigram dataset={name} params={V * V} val={val:.4f} test={test:.4f}")  # val: of smoothed

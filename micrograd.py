@@ -124,7 +124,7 @@ class Value:
 
 def draw_dot(root):
     """Return the graph of a Value in DOT, Graphviz's language. The number at an arrow is a local derivative. The grad
-    in a box is a sum over the arrows that leave it: this number times the grad in the box where the arrow ends."""
+    in a box is a sum over the arrows that leave it: the arrow's number times the grad in the box where it ends."""
     lines = ["digraph {", "  rankdir=LR; node [shape=record];"]
     box_of = {}  # {Value: number of its box}
     for box, v in enumerate(root.graph()):
@@ -165,7 +165,7 @@ def compare(text, f, **inputs):
     y.backward()
     print(f"    {text} = {y.data:.4f}")
     for name, value in values.items():
-        right = f(**{**values, name: value + 1e-5})
+        right = f(**{**values, name: value + 1e-5})  # all inputs, one of them changed
         left = f(**{**values, name: value - 1e-5})
         estimate = (right.data - left.data) / 2e-5
         print(f"        {name:2} = {value.data:7.4f} {estimate:20.6f} {value.grad:13.6f}")

@@ -173,11 +173,11 @@ def backward_by_hand(model, idx, targets):
     token ids (B, T)."""
     block = model.blocks[0]
     heads = block.attention
-    up, _, down = block.feed_forward
+    network = block.feed_forward  # a matrix, a ReLU, a matrix
     wte = model.wte.weight
     wpe = model.wpe.weight
     attention = [Norm(block.ln_1), Linear(heads.qkv), Heads(heads.nh), Linear(heads.proj)]
-    feed_forward = [Norm(block.ln_2), Linear(up), Relu(), Linear(down)]
+    feed_forward = [Norm(block.ln_2), Linear(network[0]), Relu(), Linear(network[2])]
     output = [Norm(model.ln_f), Linear(model.output)]
 
     B, T = idx.shape

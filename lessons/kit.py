@@ -407,7 +407,7 @@ def predict_by_orders(data, X: torch.Tensor, orders: Iterable[int], discount: fl
         tables = shared[: n - 1]
         tables.append(count_letters(grams))
         model = partial(kneser_ney, tables=tables, letters=letters, discount=discount, dot=dot)
-        predictions.append(predict_rows(model, X))  # of T tokens, it reads the n - 1 newest
+        predictions.append(predict_rows(model, X))  # it reads the n - 1 newest of the T tokens
     return predictions
 
 

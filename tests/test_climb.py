@@ -102,7 +102,7 @@ def test_the_beginning_of_a_long_text_is_counted_and_only_whole_documents(name, 
     data = load(name)
     train = data.splits["train"].tolist()
     text = data.tokenizer.decode(train)
-    for most in (3, 50, len(train)):  # of a list of documents, 3 tokens are a part of one
+    for most in (3, 50, len(train)):  # 3 tokens are a part of one document
         monkeypatch.setattr(kit, "LONGEST", most)
         words, _, dot = kit.words_to_count(data)
         decoded = [data.tokenizer.decode([ord(character) for character in word]) for word in words]

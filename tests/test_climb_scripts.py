@@ -131,7 +131,7 @@ def test_a_bad_file_gets_one_line_in_a_process(script, what):
 def test_a_word_to_score_of_unknown_letters_gets_one_line(words_txt):
     err = refused("bigram.py", f"--data={words_txt}", "--steps=2", "--score=emma,exxa")
     check_one_line(err)
-    assert "exxa" in err
+    assert "--score" in err
 
 
 @pytest.mark.parametrize("options", [["--colour=red"], ["--seed=red"], ["names"]], ids=str)
