@@ -1,67 +1,69 @@
-"""Byte-pair encoding (BPE): how GPT-2's tokens are made, in plain lines, and then fast.
+"""Byte-pair encoding: how a text becomes tokens, such as GPT-2's.
 
-    python lessons/bpe.py                                  # train on a few letters and on a paragraph, encode, decode
+    python lessons/bpe.py                                  # the merges of two small texts, about a second
     python lessons/bpe.py shakespeare --vocab_size=1024    # train on a text: data/shakespeare_bpe1024, for train.py
-    python lessons/bpe.py my.txt --documents=lines         # your own text, each line a document
+    python lessons/bpe.py my.txt --documents=lines         # your own text, one document per line
 
-    from lessons.bpe import bpe_tokenizer, train_bpe
-    tokenizer = bpe_tokenizer(train_bpe("the cat sat on the mat", vocab_size=260))
-    tokenizer.decode(tokenizer.encode("the mat"))           # "the mat"
-
-Read prepare_data.py before. The plain functions at the top show what BPE is (Sennrich et al. 2016; on bytes, as in
-GPT-2). train_bpe() at the end learns the same merges in a fraction of the time. The package tiktoken, which is
-compiled, does the encoding in common.BPETokenizer.
+Read prepare_data.py before. A token per character makes long texts, and a token per word knows no new word. Byte-pair
+encoding (BPE; Sennrich et al. 2016) is between the two. It starts with the bytes of the text, and merges the most
+frequent pair of neighbors into a new token, again and again: frequent words become one token, and rare ones several.
 """
 
 import sys
-
-if __name__ == "__main__":
-    sys.path.insert(0, ".")  # lessons start in the root, and import its files
-
-import base64
-import heapq
-import re
-import unicodedata
-from collections import Counter, defaultdict
-from collections.abc import Iterable
-from dataclasses import dataclass
-from itertools import pairwise
 from pathlib import Path
 
-try:
-    from common import BPETokenizer, UserError, parse, run
-    from prepare_data import SOURCES, read_splits, write_text
-except ModuleNotFoundError as error:
-    print(f"error: {error}; in the folder of train.py, type: python lessons/bpe.py", file=sys.stderr)
-    sys.exit(2)
+sys.path.insert(1, str(Path(__file__).parents[1]))  # the files of the root
 
-MAX_CHARACTERS = 100_000_000  # BPE is trained on the first characters of a text, at most this many
+import base64
+from collections import Counter, defaultdict
+from dataclasses import dataclass
+from itertools import pairwise
+
+import regex  # tiktoken needs it, too. Python's own re has no \p{L}
+
+from common import BPETokenizer, UserError, parse, run
+from prepare_data import read_splits, write_text
+
+# A text is first cut into words, so that no token spans two of them, as GPT-2 does (Radford et al. 2019). \p{L} is a
+# letter, \p{N} a digit, and \s white space, of any script. A word is what the first of these matches:
+#     '(?:[sdmt]|ll|ve|re)    the end of don't, we'll or I've
+#      ?[\p{L}]+              letters, with the space before them
+#      ?[\p{N}]+              digits, the same
+#      ?[^\s\p{L}\p{N}]+      other characters, such as !?
+#     \s+(?!\S)              white space, except its last character before a word
+#     \s+                    that character
+GPT2_PATTERN = r"'(?:[sdmt]|ll|ve|re)| ?[\p{L}]+| ?[\p{N}]+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+# In our pattern, a letter keeps its marks, \p{M}: GPT-2's cuts a word of Hindi at each vowel sign
+PATTERN = GPT2_PATTERN.replace(r"[\p{L}]+", r"[\p{L}][\p{L}\p{M}]*")
+PARAGRAPH = """\
+The rain in the hills ran to the river, and the river ran to the sea. The sea sent the rain back to the hills.
+Again and again the rain fell, the river rose, and the sea took it all."""
 
 
 @dataclass
 class Options:
     source: str = ""  # names, python, shakespeare, or your own file or folder; by default a demonstration
-    documents: str = ""  # lines: each line of your own text is a document; by default one long text
+    documents: str = ""  # lines: each line of your own text is a document; by default, it is one long text
     vocab_size: int = 1024  # number of tokens, 256 of them for the single bytes
-    name: str = ""  # name of the dataset, a folder in data/; by default from source and vocab_size
 
 
 # ----------------------------------------------------------------------------- the idea
-# A token is a `bytes` object. At first there are 256, one for each byte. Each merge makes a new token of the two
-# neighbors that occur most often. The id of a token is its index in the order in which tokens are made.
+# A token is a `bytes` object, and its id is its index in the order in which tokens are made: first the 256 single
+# bytes, then the merges. The dict `id_of` is {token: id}.
 
 
-def count_pairs(words):
-    """Count the pairs of neighbors in words, which are lists of tokens."""
-    counts = Counter()
-    for tokens in words:
-        counts.update(pairwise(tokens))
-    return counts
+def split_words(text):
+    return regex.findall(PATTERN, text)
+
+
+def split_bytes(text):
+    """Return the bytes of a text in UTF-8, each as a token: up to four per character."""
+    return [bytes([byte]) for byte in text.encode()]
 
 
 def merge(tokens, new):
-    """In a list of tokens, join each pair of neighbors that give the token `new`. (If merges are made in the order
-    in which they were learned, no other two neighbors give the same bytes.)"""
+    """In a list of tokens, join each two neighbors that give the token `new`, from left to right. As in tiktoken, their joined bytes
+    count, not the pair that was learned."""
     merged = []
     for token in tokens:
         if merged and merged[-1] + token == new:
@@ -71,244 +73,108 @@ def merge(tokens, new):
     return merged
 
 
-def split_bytes(text):
-    """Return the bytes of a text in UTF-8, each as a token: up to four per character."""
-    return [bytes([byte]) for byte in text.encode()]
-
-
-def train_plainly(texts, n_merges):
-    """Learn merges from texts. Returns all tokens with their ids. No token reaches across two texts."""
-    words = [split_bytes(text) for text in texts]
-    ids = {bytes([i]): i for i in range(256)}
-    for _ in range(n_merges):
-        counts = count_pairs(words)
-        if not counts:
-            break  # nothing is left to merge
-        # the most frequent pair; in a tie, the one whose bytes come first
-        a, b = min(counts, key=lambda pair: (-counts[pair], pair))
-        ids[a + b] = len(ids)
-        words = [merge(tokens, a + b) for tokens in words]
-    return ids
-
-
-def encode_plainly(text, ids):
-    """Split a text into bytes, and make all merges in the order in which they were learned. Returns ids."""
-    tokens = split_bytes(text)
-    for token in ids:  # in the order of the merges; the first 256, single bytes, change nothing
-        tokens = merge(tokens, token)
-    return [ids[token] for token in tokens]
-
-
-def decode_plainly(text_ids, ids):
-    tokens = list(ids)  # in the order of their ids
-    joined = b"".join(tokens[i] for i in text_ids)
-    return joined.decode(errors="replace")  # a part of a character is shown as \ufffd
-
-
-# ----------------------------------------------------------------------------- the tokenizer, as the scripts use it
-
-# GPT-2 splits a text into pieces before it merges bytes (Radford et al. 2019), so that no token spans two words. A
-# blank belongs to the word after it. The first alternative that fits is taken. \p{L} is a letter, \p{N} a
-# number of any script.
-GPT2_PATTERN = "|".join(
-    (
-        r"'(?:[sdmt]|ll|ve|re)",  # the end of don't, we'll, I've
-        r" ?[\p{L}]+",  # a word
-        r" ?[\p{N}]+",  # a number
-        r" ?[^\s\p{L}\p{N}]+",  # other characters, such as !?
-        r"\s+(?!\S)",  # blanks that no other character follows: all but the last one before a word
-        r"\s+",  # a line end or tab that is left before a word
-    )
-)
-# In our pattern, a letter keeps its marks, \p{M}: otherwise a word of Hindi is cut at each vowel sign.
-PATTERN = GPT2_PATTERN.replace(r"[\p{L}]+", r"[\p{L}][\p{L}\p{M}]*")
-
-
-def bpe_tokenizer(ids: dict[bytes, int], pattern: str = PATTERN) -> BPETokenizer:
-    """The tokenizer with these tokens, in the order of their ids."""
-    tokens = [base64.b64encode(token).decode() for token in ids]
-    return BPETokenizer({"kind": "bpe", "tokens": tokens, "pattern": pattern})
-
-
-# ----------------------------------------------------------------------------- training, fast
-
-
-def split_words(text: str) -> list[str]:
-    """Split a text by PATTERN.
-
-    Python's own `re` has no \\p{L}, so the letters, numbers and marks that occur in the text are listed instead.
-    (tiktoken differs for the control characters U+001C to U+001F, and for letters that are newer than Python.)"""
-    listed = {"L": "a", "N": "0", "M": "\u0301"}  # one of each, because an empty [] is not allowed in a pattern
-    for c in set(text):
-        kind = unicodedata.category(c)[0]  # the first letter of "Lu", an upper-case letter, "Nd", a digit, ...
-        if kind in listed:
-            listed[kind] += re.escape(c)
-    pattern = PATTERN
-    for kind, characters in listed.items():
-        pattern = pattern.replace("\\p{" + kind + "}", characters)
-    return re.findall(pattern, text)
-
-
-def count_words(text: str | Iterable[str]) -> Counter:
-    """Count the words in the first MAX_CHARACTERS characters of a text, given whole or in pieces."""
-    pieces = [text] if isinstance(text, str) else text
-    occurrences = Counter()
-    remaining = MAX_CHARACTERS
-    for piece in pieces:
-        if remaining <= 0:
+def train_bpe(text, vocab_size):
+    """Learn merges from a text, or from a list of texts. Returns {token: id}: fewer than vocab_size if nothing is left
+    to merge. Raises UserError if vocab_size < 256."""
+    if vocab_size < 256:
+        raise UserError(f"vocab_size={vocab_size} is too small; use 256, the number of bytes, or more")
+    times = Counter()  # word -> how often it occurs
+    texts = [text] if isinstance(text, str) else text
+    for part in texts:
+        times.update(split_words(part))
+    tokens_of = {word: split_bytes(word) for word in times}
+    pairs = Counter()  # pair of neighbors -> how often it occurs in the text
+    words_with = defaultdict(set)  # pair -> words that have it. Some have lost it by a merge, which does no harm
+    for word, tokens in tokens_of.items():
+        for pair in pairwise(tokens):
+            pairs[pair] += times[word]
+            words_with[pair].add(word)
+    id_of = {bytes([i]): i for i in range(256)}
+    while len(id_of) < vocab_size:
+        most = max(pairs.values(), default=0)
+        if most == 0:
             break
-        words = split_words(piece[:remaining])
-        occurrences.update(words)
-        remaining -= len(piece)
-    return occurrences
+        best = min(pair for pair, count in pairs.items() if count == most)  # in a tie, the first in the order of bytes
+        new = best[0] + best[1]
+        id_of[new] = len(id_of)
+        for word in words_with.pop(best):  # only words with this pair are counted again
+            for pair in pairwise(tokens_of[word]):
+                pairs[pair] -= times[word]
+            tokens_of[word] = merge(tokens_of[word], new)
+            for pair in pairwise(tokens_of[word]):
+                pairs[pair] += times[word]
+                words_with[pair].add(word)
+    return id_of
 
 
-# The same merges as train_plainly(), without counting all pairs again each time. For the words low, low, low, lower:
-#
-#     words      times   pairs                         words_with
-#     0  low     3       lo 4, ow 4, we 1, er 1        lo: 0 and 1, ow: 0 and 1, we: 1, er: 1
-#     1  lower   1
-#
-# Merging l and o to a new token L changes only the words with lo, and in them only the pairs next to it:
-#
-#     0  Lw      3       Lw 4, we 1, er 1              lo goes, ow loses 4, Lw gains 4
-#     1  Lwer    1
-#
-# The most frequent pair comes from a heap. When a count changes, a new entry is pushed, and the old entry stays; it is
-# skipped when it comes up. A word is a string with one character per token: chr(0) to chr(255) for bytes, then a
-# new character for each merge (there are 0x110000 characters). So a merge is "L".join(word.split("lo")), which is fast.
-
-
-def train_bpe(text: str | Iterable[str], vocab_size: int) -> dict[bytes, int]:
-    """Train byte-pair encoding on a text, given whole or in pieces. Returns the tokens and their ids: fewer than
-    vocab_size if nothing is left to merge. Raises UserError if vocab_size is below 256."""
-    if not 256 <= vocab_size <= 0x110000:
-        raise UserError(f"vocab_size={vocab_size} is out of range; use 256, the number of bytes, to 1,114,112")
-    word_counts = count_words(text)
-    times = list(word_counts.values())
-    words = [word.encode().decode("latin-1") for word in word_counts]  # each byte becomes one character
-    tokens = {chr(i): bytes([i]) for i in range(256)}
-    pairs = Counter()  # pair -> occurrences in the text
-    words_with = defaultdict(set)  # pair -> indices of the words that have it (some may have lost it since)
-    for i, word in enumerate(words):
-        for pair in pairwise(word):
-            pairs[pair] += times[i]
-            words_with[pair].add(i)
-
-    def entry(pair):
-        """Entries are compared from the left: the highest count first, then the order of bytes."""
-        return -pairs[pair], tokens[pair[0]], tokens[pair[1]], pair
-
-    heap = [entry(pair) for pair in pairs]
-    heapq.heapify(heap)
-    while len(tokens) < vocab_size and heap:
-        negative_count, left, right, pair = heapq.heappop(heap)
-        if negative_count == 0 or negative_count != -pairs[pair]:
-            continue  # the count has changed since
-        new = chr(len(tokens))
-        tokens[new] = left + right  # bytes
-        changed = Counter()  # pair -> by how much its count changes in the text
-        for i in words_with.pop(pair):
-            parts = words[i].split("".join(pair))
-            words[i] = new.join(parts)
-            for other, change in changes(parts, pair, new).items():
-                changed[other] += change * times[i]
-                if change > 0:
-                    words_with[other].add(i)
-        for other, change in changed.items():
-            if change != 0:
-                pairs[other] += change
-                heapq.heappush(heap, entry(other))
-    return {token: i for i, token in enumerate(tokens.values())}
-
-
-def changes(parts: list[str], pair: tuple[str, str], new: str) -> Counter:
-    """By how much does the count of each pair change in a word where pair = (a, b) becomes one token? parts: the word,
-    split at each a b.
-
-    In the word x a b y, the pairs x a, a b and b y go (-1), and x new and new y come (+1). In a b a b, whose parts are
-    empty, b a goes, and new new comes. The cost grows with the occurrences of a b, not with the length of the word."""
-    a, b = pair
-    count_change = Counter()
-    count_change[pair] -= len(parts) - 1
-    for i in range(1, len(parts)):  # an a b stands between parts[i - 1] and parts[i]
-        before = parts[i - 1]
-        after = parts[i]
-        if before:
-            x = before[-1]
-            count_change[x, a] -= 1
-            count_change[x, new] += 1
-        elif i > 1:  # another a b stands directly before this one
-            count_change[b, a] -= 1
-            count_change[new, new] += 1
-        if after:
-            y = after[0]
-            count_change[b, y] -= 1
-            count_change[new, y] += 1
-    return count_change
-
-
-PARAGRAPH = """\
-The rain in the hills ran to the river, and the river ran to the sea. The sea sent the rain back to the hills.
-Again and again the rain fell, the river rose, and the sea took it all."""
-
-
-def readable(token: bytes) -> str:
-    return token.decode(errors="replace")  # a part of a character
-
-
-def show_merges(text: str, n_merges: int) -> None:
-    """Print a word after each merge."""
-    ids = train_plainly([text], n_merges)
-    tokens = split_bytes(text)
-    print(f"{len(tokens)} tokens:", *map(readable, tokens))
-    for new in list(ids)[256:]:
-        tokens = merge(tokens, new)
-        print(f"{len(tokens)} tokens:", *map(readable, tokens), f"(new: {readable(new)}, id {ids[new]})")
-    encoded = encode_plainly(text, ids)
-    print("ids", encoded, "are", decode_plainly(encoded, ids))
-
-
-def demonstrate() -> None:
-    show_merges("aaabdaaabac", n_merges=3)
-    print("\nA paragraph, cut into words first, so that no token spans two words; 40 merges:")
-    words = split_words(PARAGRAPH)
-    ids = train_plainly(words, n_merges=40)
-    print("the first merges:", *(repr(readable(token)) for token in list(ids)[256:272]))
+def encode(text, id_of):
+    """Return the ids of a text: in each word, make all merges in the order in which they were learned."""
     encoded = []
-    for word in words:
-        encoded += encode_plainly(word, ids)
-    print(f"{len(PARAGRAPH.encode())} bytes become {len(encoded)} tokens. The first line:")
-    print("|".join(decode_plainly([i], ids) for i in encoded).splitlines()[0])
-    print("decoded, it is the same text:", decode_plainly(encoded, ids) == PARAGRAPH)
-    fast = train_bpe(PARAGRAPH, vocab_size=256 + 40)
-    print("the fast trainer learns the same tokens:", fast == ids)
-    print("tiktoken encodes the same:", bpe_tokenizer(fast).encode(PARAGRAPH) == encoded)
+    for word in split_words(text):
+        tokens = split_bytes(word)
+        for token in id_of:  # the first 256, single bytes, change nothing
+            tokens = merge(tokens, token)
+        encoded += [id_of[token] for token in tokens]
+    return encoded
 
 
-def prepare(source: str, documents: str, vocab_size: int, name: str) -> None:
+def decode(encoded, id_of):
+    tokens = list(id_of)  # in the order of their ids
+    joined = b"".join(tokens[i] for i in encoded)
+    return joined.decode(errors="replace")  # U+FFFD for a part of a character
+
+
+# ----------------------------------------------------------------------------- the script
+
+
+def bpe_tokenizer(id_of):
+    """The tokenizer with these tokens, as train.py and the other scripts use it: tiktoken encodes."""
+    tokens = [base64.b64encode(token).decode() for token in id_of]
+    return BPETokenizer({"kind": "bpe", "tokens": tokens, "pattern": PATTERN})
+
+
+def show_merges(text, n_merges):
+    id_of = train_bpe(text, 256 + n_merges)
+    tokens = split_bytes(text)
+    print(len(tokens), "tokens:", *[token.decode() for token in tokens])
+    for new in list(id_of)[256:]:
+        tokens = merge(tokens, new)
+        print(len(tokens), "tokens:", *[token.decode() for token in tokens], f"(new: {new.decode()}, id {id_of[new]})")
+    encoded = encode(text, id_of)
+    print("ids", encoded, "are", decode(encoded, id_of))
+
+
+def show_words(text, n_merges):
+    print(f"\nA paragraph, cut into words first, so that no token spans two words; {n_merges} merges:")
+    id_of = train_bpe(text, 256 + n_merges)
+    print("the first 16 merges:", *[repr(token.decode()) for token in list(id_of)[256:272]])
+    encoded = encode(text, id_of)
+    print(len(split_bytes(text)), "bytes become", len(encoded), "tokens. The first line:")
+    print("|".join(decode([i], id_of) for i in encoded).splitlines()[0])
+    print("decoded, it is the same text:", decode(encoded, id_of) == text)
+    print("tiktoken encodes the same:", bpe_tokenizer(id_of).encode(text) == encoded)
+
+
+def prepare(source, documents, vocab_size):
     """Train on the training split of a text, and write the dataset. Raises UserError."""
     if source == "fineweb":
         raise UserError("fineweb has GPT-2's tokens, not a text; use another source")
     if documents not in ("", "lines"):
-        what = f"BPE has no token to stand between documents, as --documents={documents} needs it"
-        raise UserError(f"{what}; use --documents=lines, or one long text")
+        raise UserError("BPE has no token to stand between documents; use --documents=lines, or one long text")
     if source == "names":
         documents = "lines"
-    name = name or f"{Path(source).stem}_bpe{vocab_size}"
-    if name in SOURCES:
-        raise UserError(f"{name} is the name of another dataset; choose one, such as --name=my_{name}")
     splits = read_splits(source, documents)
-    ids = train_bpe(splits["train"], vocab_size)
-    write_text(name, splits, documents, bpe_tokenizer(ids))
+    id_of = train_bpe(splits["train"], vocab_size)
+    write_text(f"{Path(source).stem}_bpe{vocab_size}", splits, documents, bpe_tokenizer(id_of))
 
 
-def main() -> None:
+def main():
     options = parse(Options, __doc__, "source")
     if options.source:
         prepare(**vars(options))
     else:
-        demonstrate()
+        show_merges("aaabdaaabac", n_merges=3)
+        show_words(PARAGRAPH, n_merges=40)
 
 
 if __name__ == "__main__":

@@ -1,25 +1,21 @@
 """Shannon's game: scripted players of known entropy, and the models by the same measure."""
 
 import builtins
-import io
 import math
 from collections import Counter
 from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 from conftest import ROOT, finish, result, start
-from test_climb import counted
 
+import ngram
 import prepare_data
-from common import save_model
 from lessons import guess
-from lessons.guess import choose_places, entropy, lower_bound, names_to_type
-from model import GPT, GPTConfig
+from lessons.guess import entropy, guesses_of_model
 from prepare_data import load
 
-pytestmark = pytest.mark.usefixtures("long_data")  # data/prose, a text, and data/many, documents
+pytestmark = pytest.mark.usefixtures("long_data")  # data/prose, a text, and data/many, a list of words
 
 
 @pytest.fixture
@@ -27,26 +23,32 @@ def play(monkeypatch, call):
     """play(lines, options): somebody types these lines, then Ctrl-D. Returns what is printed, and the prompts."""
 
     def with_lines(lines, *options: str) -> tuple[str, list[str]]:
-        left, prompts = iter(lines), []
-
-        def answer(prompt=""):
-            prompts.append(prompt)
-            for line in left:
-                return line
-            raise EOFError
-
-        monkeypatch.setattr(builtins, "input", answer)
-        status, out, err = call(guess, *options)
+        prompts = type_lines(lines, monkeypatch)
+        status, out, err = call(guess, "--dataset=many", *options)
         assert status == 0, err
         return out, prompts
 
     return with_lines
 
 
-def right_ones(name: str, seed: int = 1337) -> list[str]:
-    """What to type at each place."""
-    data = load(name)
-    return [names_to_type(data)[token] for _, token in choose_places(data, seed)]
+def type_lines(lines, monkeypatch) -> list[str]:
+    left, prompts = iter(lines), []
+
+    def answer(prompt=""):
+        prompts.append(prompt)
+        for line in left:
+            return line
+        raise EOFError
+
+    monkeypatch.setattr(builtins, "input", answer)
+    return prompts
+
+
+def answers(seed: int = 1337) -> str:
+    """What to type: the words of the validation split, shuffled, with a dot after each."""
+    words = load("many").documents("val")
+    order = np.random.default_rng(seed).permutation(len(words))
+    return "".join(words[i] + "." for i in order)
 
 
 def plain_entropy(numbers) -> float:
@@ -58,157 +60,9 @@ def plain_entropy(numbers) -> float:
 
 
 def test_the_entropy_of_the_example_and_its_correction():
-    numbers = np.array([1, 1, 1, 2, 1, 5])
-    assert plain_entropy(numbers.tolist()) == pytest.approx(0.8676, abs=1e-4)
-    assert entropy(numbers) == pytest.approx(0.8676 + 2 / 12, abs=1e-4)
-    assert entropy(np.ones(50, dtype=int)) == 0
-
-
-def test_the_lower_bound_is_shannons_sum():
-    numbers = np.array([1] * 50 + [2] * 20 + [3] * 20 + [7] * 10)
-    q = [0, 0.5, 0.2, 0.2, 0, 0, 0, 0.1, 0]
-    by_formula = sum(i * (q[i] - q[i + 1]) * math.log(i) for i in range(1, 8))
-    assert lower_bound(numbers) == pytest.approx(by_formula)
-    uniform = np.arange(1, 28)  # each number once: nothing is known, and both bounds are ln 27
-    assert lower_bound(uniform) == pytest.approx(math.log(27)) == plain_entropy(uniform.tolist())
-
-
-def test_a_number_of_guesses_is_the_place_in_the_sorted_list():
-    p = np.array([[0.1, 0.6, 0.3], [0.2, 0.2, 0.6]])
-    assert guess.guess_numbers(p, np.array([2, 0])).tolist() == [2, 2]
-
-
-# ----------------------------------------------------------------------------- the players
-
-
-@pytest.mark.parametrize("name", ["prose", "many"])
-def test_the_ngram_models_predict_as_in_ngram_py(name):
-    """From the known text before each place alone."""
-    data = load(name)
-    places = choose_places(data, 1337)[:45]
-    by_name = guess.ngram_probabilities(data, places)
-    for model, order in guess.ORDERS.items():
-        after = counted(data, order)
-        for p, (known, _) in zip(by_name[model], places, strict=True):
-            assert p == pytest.approx(after(data.tokenizer.decode(known)))
-
-
-def save_run(name: str, dataset: str) -> GPT:
-    """A run of train.py, as far as lessons/guess.py looks at it."""
-    data = load(dataset)
-    config = GPTConfig(data.tokenizer.vocab_size, block_size=8, n_layer=1, n_head=2, n_embd=16, zero_init=False)
-    model = GPT(config).eval()
-    save_model(Path("out", name, "best.pt"), model, data.tokenizer, dataset=dataset)
-    return model
-
-
-@pytest.mark.parametrize("name", ["prose", "many"])
-def test_the_newest_gpt_of_the_dataset_reads_what_is_known(name):
-    data = load(name)
-    assert guess.find_gpt(data) is None
-    save_run("old", name)
-    model = save_run("run", name)
-    save_run("other", {"prose": "many", "many": "prose"}[name])
-    places = choose_places(data, 1337)[:45]
-    p = guess.gpt_probabilities(guess.find_gpt(data), places)
-    for row, (known, _) in zip(p, places, strict=True):
-        logits, _ = model(torch.tensor([known[-8:]]))
-        assert row == pytest.approx(logits[0, -1].softmax(0).tolist(), abs=1e-6)
-
-
-def test_the_table_compares_the_same_places(play):
-    save_run("run", "prose")
-    out, _ = play([""] * 100, "--dataset=prose")
-    data = load("prose")
-    places = choose_places(data, 1337)[:100]
-    predictions = guess.ngram_probabilities(data, places)
-    predictions["GPT"] = guess.gpt_probabilities(guess.find_gpt(data), places)
-    for name, p in predictions.items():
-        ranks = []
-        surprises = []
-        for row, (_, token) in zip(p.tolist(), places, strict=True):
-            order = sorted(range(len(row)), key=lambda k, row=row: -row[k])
-            ranks.append(order.index(token) + 1)
-            surprises.append(-math.log(row[token]))
-        ranks = np.array(ranks)
-        at_once = np.mean(ranks == 1)
-        line = next(line for line in out.splitlines() if line.startswith(f"{name} "))
-        cells = line.split()
-        assert cells[1] == f"{at_once:.0%}"
-        found = [float(cell) for cell in cells[2:]]
-        expected = [ranks.mean(), entropy(ranks), np.mean(surprises)]
-        assert found == pytest.approx(expected, abs=0.006)
-
-
-# ----------------------------------------------------------------------------- the game
-
-
-def test_who_always_gives_up_has_the_entropy_and_the_bound_of_the_unigrams_ranks(play):
-    n = 150
-    out, _ = play([""] * n, "--dataset=prose")
-    data = load("prose")
-    order = [token for token, _ in Counter(data.splits["train"].tolist()).most_common()]
-    text = [token for _, token in choose_places(data, 1337)[:n]]
-    ranks = [order.index(token) for token in text]
-    by_rank = plain_entropy(ranks)
-    K = len(set(text))
-    assert float(result(out)["entropy"]) == pytest.approx(by_rank + (K - 1) / (2 * n), abs=1e-3)
-    assert float(result(out)["lower_bound"]) == pytest.approx(lower_bound(np.array(ranks) + 1), abs=1e-3)
-    assert result(out)["characters"] == str(n)
-
-
-@pytest.mark.parametrize("name", ["prose", "many"])
-def test_who_is_always_right_has_entropy_0_and_sees_what_is_known(name, play):
-    right = right_ones(name)
-    out, prompts = play(right[:30], f"--dataset={name}", "--seed=1337")
-    assert result(out)["entropy"] == result(out)["lower_bound"] == "0.0000"
-    places = choose_places(load(name), 1337)
-    known = load(name).tokenizer.decode(places[0][0])
-    if name == "prose":
-        assert "For a newline, type \\n" in out and len(known) == guess.SHOWN and f"{'-' * 20}\n{known}\n" in out
-        assert prompts[0].endswith(known[-50:].replace("\n", "\\n") + "_  ")
-    else:
-        assert "The end of a document is a character, too: ." in out and "--------" not in out
-        text = "".join(right[:30])
-        for i in range(30):
-            assert prompts[i] == f"{i + 1:4}  {text[text[:i].rfind('.') + 1 : i]}_  "
-
-
-def test_wrong_input_is_not_counted(play):
-    first, *others = right_ones("many")[:30]
-    wrong = next(name for name in names_to_type(load("many")) if name != first)
-    typed = ["Q", wrong, wrong, "two", f"{first}  ", *others]
-    out, prompts = play(typed, "--dataset=many")
-    assert out.count("one at a time, of these:") == 3 and prompts[2].endswith(f"not {wrong}: ")
-    expected = entropy(np.array([2] + [1] * 29))
-    assert float(result(out)["entropy"]) == pytest.approx(expected, abs=1e-4)
-
-
-def test_all_of_a_split_can_be_played_in_random_order(play):
-    data = load("many")
-    right = right_ones("many")
-    assert right != right_ones("many", seed=2)
-    assert sorted("".join(right).split(".")[:-1]) == sorted(data.documents("val"))  # every line, each with its end
-    out, _ = play([*right, "one too many"], "--dataset=many")
-    assert "That was all." in out and result(out)["characters"] == str(len(right))
-
-
-def test_a_dot_in_the_text_is_not_the_end_of_a_line():
-    Path("dots.txt").write_text("ab.c\nba.c\nca\nbb\ncb\nabc\ncab\nbca\nac\nbc\n" * 30)
-    prepare_data.prepare("dots.txt", documents="lines")
-    assert {"end", "."} <= set(names_to_type(load("dots")))
-
-
-def test_a_game_ends_with_its_input(call, monkeypatch):
-    """Ctrl-D, or the end of a file of guesses."""
-    monkeypatch.setattr("sys.stdin", io.StringIO("\n" * 31))
-    status, out, _ = call(guess, "--dataset=prose")
-    assert status == 0 and result(out)["characters"] == "31"
-
-
-def test_tokens_that_are_no_characters_are_refused(fails, gpt2_stand_in):
-    prepare_data.prepare("prose.txt", tokenizer="gpt2")
-    assert "cannot be guessed one by one" in fails(guess, "--dataset=prose_gpt2")
+    assert plain_entropy([1, 1, 1, 2, 1, 5]) == pytest.approx(0.8676, abs=1e-4)
+    assert entropy([1, 1, 1, 2, 1, 5]) == pytest.approx(0.8676 + 2 / 12, abs=1e-4)
+    assert entropy([1] * 50) == 0
 
 
 def test_the_correction_makes_short_games_less_biased():
@@ -217,25 +71,96 @@ def test_the_correction_makes_short_games_less_biased():
     q /= q.sum()
     truth = -(q * np.log(q)).sum()
     for n in (30, 100):
-        games = rng.choice(27, (400, n), p=q) + 1
+        games = (rng.choice(27, (400, n), p=q) + 1).tolist()
         corrected = np.mean([entropy(game) for game in games]) - truth
-        plain = 0.0
-        for game in games:
-            fractions = np.unique(game, return_counts=True)[1] / n
-            plain -= (fractions * np.log(fractions)).sum() / 400
-        assert plain - truth < -0.1 and abs(corrected) < 0.7 * abs(plain - truth)
+        plain = np.mean([plain_entropy(game) for game in games]) - truth
+        assert plain < -0.1 and abs(corrected) < 0.7 * abs(plain)
 
 
-def test_a_text_that_is_too_short_for_a_game_is_refused(fails):
-    Path("short.txt").write_text("abc def\n" * 100)
-    prepare_data.prepare("short.txt")
-    assert "short has " in fails(guess, "--dataset=short")
+def test_a_number_of_guesses_is_the_place_in_the_sorted_list():
+    assert guesses_of_model({"a": 0.1, "b": 0.6, "c": 0.3}, "c") == 2
+    assert guesses_of_model({"a": 0.2, "b": 0.2, "c": 0.6}, "b") == 3  # in a tie, in the order of the letters
+
+
+# ----------------------------------------------------------------------------- the game
+
+
+def test_the_table_compares_the_players_at_the_same_letters(play):
+    n = 100
+    out, _ = play([""] * n)
+    rows = {line.split()[0]: line.split()[1:] for line in out.splitlines() if "%" in line}
+    train_words = load("many").documents("train")
+    letters = [".", *sorted(set("".join(train_words)))]
+    for name, order in (("bigram", 2), ("6-gram", 6)):
+        tables = ngram.count_contexts(ngram.grams_of(train_words, order))
+        ranks, surprises, known = [], [], "." * 5
+        for letter in answers()[:n]:
+            P = ngram.kneser_ney(known[6 - order :], tables, letters, 0.85)
+            ranks.append(1 + sum(p > P[letter] for p in P.values()))
+            surprises.append(-math.log(P[letter]))
+            known = "." * 5 if letter == "." else known[1:] + letter
+        at_once, *found = rows[name]
+        assert at_once == f"{np.mean(np.array(ranks) == 1):.0%}"
+        expected = [np.mean(ranks), entropy(ranks), entropy(ranks) / math.log(2), np.mean(surprises)]
+        assert [float(cell) for cell in found] == pytest.approx(expected, abs=0.0051)
+    V = len(letters)
+    uniform = [f"{1 / V:.0%}", f"{(V + 1) / 2:.2f}", f"{math.log(V):.2f}", f"{math.log2(V):.2f}", f"{math.log(V):.2f}"]
+    assert rows["uniform"] == uniform
+
+
+def test_who_always_gives_up_has_the_entropy_of_the_unigrams_ranks(play):
+    n = 150
+    out, _ = play([""] * n)
+    train_words = load("many").documents("train")
+    order = [letter for letter, _ in Counter("".join(word + "." for word in train_words)).most_common()]
+    ranks = [order.index(letter) for letter in answers()[:n]]
+    correction = (len(set(ranks)) - 1) / (2 * n)
+    assert float(result(out)["entropy"]) == pytest.approx(plain_entropy(ranks) + correction, abs=1e-3)
+    assert result(out)["letters"] == str(n)
+
+
+def test_who_is_always_right_has_entropy_0_and_sees_the_word_so_far(play):
+    right = answers(seed=7)
+    assert right != answers()
+    out, prompts = play(right[:30], "--seed=7")
+    assert result(out)["entropy"] == "0.0000"
+    for i in range(30):
+        assert prompts[i] == f"{i + 1:4}  {right[right[:i].rfind('.') + 1 : i]}_  "
+
+
+def test_wrong_input_is_not_counted(play):
+    first, *others = answers()[:30]
+    wrong = "b" if first == "a" else "a"
+    out, prompts = play(["Q", wrong, wrong, "two", f"{first}  ", *others])
+    assert out.count("one at a time, of these:") == 3 and prompts[2].endswith(f"not {wrong}: ")
+    assert float(result(out)["entropy"]) == pytest.approx(entropy([2] + [1] * 29), abs=1e-4)
+
+
+def test_all_of_a_split_can_be_played(play):
+    right = answers()
+    out, _ = play([*right, "one too many"])
+    assert result(out)["letters"] == str(len(right))
+
+
+def test_what_cannot_be_played_is_refused(fails, monkeypatch):
+    assert "prose has no documents; " in fails(guess, "--dataset=prose")
+    Path("dots.txt").write_text("ab.c\nba.c\nca\nbb\ncb\n" * 30)
+    prepare_data.prepare("dots.txt", documents="lines")
+    assert "dots has spaces or dots" in fails(guess, "--dataset=dots")
+    type_lines([""] * 29, monkeypatch)
+    assert "there are 29 letters, too few for a result; guess 30 or more" in fails(guess, "--dataset=many")
+
+
+def test_the_table_of_the_tour_is_printed(call, monkeypatch, names):
+    type_lines([""] * 60, monkeypatch)
+    table = call(guess)[1].partition("         right at once")[2].partition("entropy:")[0]
+    assert f"         right at once{table}```" in (ROOT / "docs" / "tour.md").read_text(encoding="utf-8")
 
 
 @pytest.mark.slow
 def test_as_a_user_plays_it():
-    process = start(ROOT / "lessons/guess.py", "--dataset=prose", stdin=-1)
+    process = start(ROOT / "lessons/guess.py", "--dataset=many", stdin=-1)
     process.stdin.write("\n" * 31)
     ended = finish(process)
     assert ended.returncode == 0, ended.stderr
-    assert result(ended.stdout)["characters"] == "31" and "Traceback" not in ended.stderr
+    assert result(ended.stdout)["letters"] == "31" and "Traceback" not in ended.stderr
