@@ -1,157 +1,94 @@
-"""Part 2: train a network that carries a state along, and see how far back it learns.
+"""Recurrent networks: read one letter after the other, and carry a state along. How far back can they learn?
 
-    python lessons/rnn.py                     # a minute: train an LSTM on names, sample new ones
-    python lessons/rnn.py --cell=all --plot   # all six, and how far back their gradients reach
+    python lessons/rnn.py                                 # an LSTM learns names: 20 seconds
+    python lessons/rnn.py --cell=rnn --plot               # Elman's network, and a plot of its gradients: rnn.png
+    python lessons/rnn.py --n_hidden=240 --dropout=0.2    # a larger LSTM: half a minute
 
-and to watch the loss explode:
+Read mlp.py before, and ssm.py after. The MLP sees a fixed window, and has separate weights for each position in it. A
+recurrent network has the same weights at each step, and keeps information about the past in its state h. Elman's
+network (1990) is
 
-    python lessons/rnn.py --cell=rnn --optimizer=sgd --learning_rate=1 --max_iters=400 --grad_clip=0
+    h_t = tanh(W x_t + U h_(t-1) + b)
 
-Read lessons/cells.py before, lessons/recall.py after. The loss at a token depends on the state after each token
-before it, so the gradient goes back through all of these steps: backpropagation through time
-(BPTT). At each step it is multiplied by a matrix, the derivative of a state w.r.t. the state before.
-If these matrices mostly shrink the gradient, it vanishes, and the network cannot learn from distant
-tokens. If they mostly stretch the gradient, it explodes, and one bad update can ruin the network.
+The loss at a letter depends on the states after all letters before it, so the gradient goes back through all of these
+steps: backpropagation through time (BPTT). At each step, it is multiplied by a matrix, the derivative of a state w.r.t.
+the state before. If these matrices mostly shrink the gradient, it vanishes, and the network cannot learn from distant
+letters. If they mostly stretch it, it explodes, and one bad update can ruin the network (Bengio et al. 1994). For a
+state of one number, h_t = 0.5 h_(t-1) + x_t, it halves with each letter: after 20 letters, less than a millionth is
+left. The gates of the LSTM are the answer: a gate near 1 copies a state, together with its gradient.
 
-How far does a gradient reach? In training, at most to the start of a window of --bptt tokens. How
-much of the gradient is left k tokens back is another question. gradient_norms() measures this in
-windows of up to 128 tokens of the validation split, before and after training.
+The table shows how much of the gradient is left k letters back: before training, also with a U ten times as large, and
+after training. A name is a row of its batch, filled up with targets of -1, which the loss ignores. Each row starts from
+a state of zeros, so its gradient is complete.
 """
 
 import sys
-
-if __name__ == "__main__":
-    sys.path.insert(0, ".")  # lessons start in the root, and import its files
-
-import copy
-import math
-import time
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
 from pathlib import Path
+
+sys.path.insert(1, str(Path(__file__).parents[1]))  # the files of the root
+
+import contextlib
+import math
+from dataclasses import dataclass
 from typing import Literal
 
-import numpy as np
 import torch
 import torch.nn.functional as F
+from torch import nn
+from torch.nn.utils import clip_grad_norm_
 
-try:
-    from common import Dataset, UserError, run
-    from lessons.cells import CELLS, HEADS, Elman, LinearCell, RecurrentModel
-    from lessons.kit import (
-        document_edges,
-        draw_lines,
-        parse,
-        print_losses,
-        print_result,
-        print_samples,
-        print_table,
-        read_windows,
-        start_context,
-    )
-    from lessons.optim import Recipe, fit
-    from model import check_positive
-    from prepare_data import load
-except ModuleNotFoundError as error:
-    print(f"error: {error}; in the folder of train.py, type: python lessons/rnn.py", file=sys.stderr)
-    sys.exit(2)
+from common import UserError, parse, run
+from model import check_positive
+from prepare_data import load
+from train import cut_windows, evaluate, get_batch
 
-# The losses are computed on the first tokens of a split, up to this many
-EVAL_TOKENS = 2_000_000
-# A generated sample has at most this many tokens
-SAMPLE_LENGTH = 100
-# Distances in tokens: the rows of the printed table of gradients. The last number is the largest distance
-# at which gradients are computed
-LAGS = (1, 2, 5, 10, 20, 50, 100)
+CELLS = {"rnn": nn.RNN, "lstm": nn.LSTM, "gru": nn.GRU}  # nn.RNN is Elman's network
+N_EMBD = 32  # channels of a letter's embedding, the input of a cell
+LAGS = (1, 2, 3, 5, 7, 10)  # distances k in letters: the columns of the table
+# Its rows before training: name, cell, and a factor of U
+UNTRAINED = (("rnn", "rnn", 1), ("rnn, 10 U", "rnn", 10), ("gru", "gru", 1), ("lstm", "lstm", 1))
 
 
 @dataclass
 class Options:
-    dataset: str = "names"  # a folder in data/, made by prepare_data.py
-    cell: Literal[*CELLS, "all"] = "lstm"  # the recurrent cell; all: each in turn
-    n_hidden: int = 0  # hidden units per cell; 0: the cell's default, 120 to 288
-    dropout: float = 0.1  # fraction of each cell's outputs to drop
+    dataset: str = "names"  # a folder in data/, with documents, such as names
+    cell: Literal["rnn", "lstm", "gru"] = "lstm"  # recurrent cell
+    n_hidden: int = 140  # numbers in the state
+    dropout: float = 0.1  # fraction of the cell's outputs zeroed in training
     max_iters: int = 2000  # training steps
-    batch_size: int = 64  # documents per step; parts of the text, if it has no documents
-    optimizer: Literal["adamw", "sgd"] = "adamw"  # update rule; sgd needs a higher learning rate
-    learning_rate: float = 0.0  # peak learning rate; 0: the cell's default, 0.005 to 0.02
-    grad_clip: float = 1.0  # gradient clipping threshold (norm); 0: off
-    bptt: int = 64  # gradients reach back at most this many tokens (BPTT)
-    plot: bool = False  # draw gradients.png into out/rnn_<dataset>/
-    num_samples: int = 20  # number of samples to generate
-    seed: int = 1337  # random seed: the same seed gives the same run
+    learning_rate: float = 0.01  # peak learning rate
+    seed: int = 1337  # random seed
+    plot: bool = False  # draw rnn.png
+    # Not options, but the functions of train.py need them. A longer document is cut into pieces of block_size tokens,
+    # each of which starts from a state of zeros. With eval_tokens of 0, a loss is over as many tokens as val has
+    block_size: int = 64
+    batch_size: int = 64
+    eval_tokens: int = 0
 
     def __post_init__(self):
-        check_positive(self, "batch_size", "bptt")
+        check_positive(self, "n_hidden")
+        if self.dropout >= 1:
+            raise ValueError(f"dropout={self.dropout} is out of range; use 0 to below 1")
 
 
-# ----------------------------------------------------------------------------- a state that is carried along
+# ----------------------------------------------------------------------------- Elman's network, by hand
 
 
-def parallel_windows(tokens: np.ndarray, edges: np.ndarray, order: np.ndarray, B: int, T: int) -> Iterator:
-    """Yield windows: the next T tokens of R rows of text, such as documents, which are read in parallel. A
-    window is a tuple of
-
-        x            inputs (R, T)
-        y            targets (R, T): the token after each input, or -1 after the end of a row
-        continues    (R,): row i continues row continues[i] of the previous window. None: all rows start here
-
-    Row i has the tokens from edges[i] to edges[i + 1], both included: the last token is only a target. The
-    rows come in the given order (n,), B of them in parallel. For the names emma, ava and al, with a dot before
-    and after each, B = 3 and T = 3:
-
-        index     0 1 2 3 4 5 6 7 8 9 10 11 12      edges 0 5 9 12
-        token     . e m m a . a v a . a  l  .
-
-        first window     . e m  ->  e m m           continues: None
-                         . a v  ->  a v a
-                         . a l  ->  a l .
-        second window    m a    ->  a .             continues: 0 1
-                         a .    ->  . -1
-
-    In the second window, the target -1 fills up the shorter row. The row .al. has ended after the first
-    window, so the second window has only two rows."""
-    for first in range(0, len(order), B):
-        rows = order[first : first + B]
-        starts = edges[rows]  # (R,)
-        stops = edges[rows + 1]
-        continues = None
-        while len(starts) > 0:
-            longest = (stops - starts).max()
-            # (R, T) each, or shorter if all rows end before
-            x, y = read_windows(tokens, starts, stops, min(T, longest))
-            yield x, y, continues
-            starts = starts + T
-            unfinished = np.flatnonzero(starts < stops)
-            starts = starts[unfinished]
-            stops = stops[unfinished]
-            continues = torch.from_numpy(unfinished)
+def elman(x, h, W, U, b):
+    """The states h_0, h_1 ... h_T: x (B, T, C), h_0 (B, H), W (H, C), U (H, H), b (H,) -> (B, T + 1, H). The formula
+    has column vectors. Here, each of B rows is a vector, so products are transposed."""
+    states = [h]
+    for t in range(x.shape[1]):
+        h = torch.tanh(x[:, t] @ W.T + h @ U.T + b)
+        states.append(h)
+    return torch.stack(states, dim=1)
 
 
-def states_before(model: RecurrentModel, x: torch.Tensor, continues, states: list) -> list[torch.Tensor]:
-    """The state of each cell before a window x (R, T): zeros if its rows start there. Otherwise, they continue
-    rows of the previous window, and `states` are the states after that window."""
-    if continues is None:
-        return model.start(len(x))
-    return model.select_rows(states, continues)
+def backward_through_time(x, h, dh, U):
+    """The gradients dW, dU, db. x (B, T, C); h (B, T + 1, H): the states of elman(); dh (B, T, H): the gradient of the
+    loss w.r.t. each h_t as an output, without the effect of h_t on later states.
 
-
-def cross_entropy(logits: torch.Tensor, y: torch.Tensor, reduction: str = "mean") -> torch.Tensor:
-    """The loss in nats, for logits (R, T, V) and targets y (R, T). Targets of -1 are ignored."""
-    return F.cross_entropy(logits.flatten(0, 1), y.flatten(), ignore_index=-1, reduction=reduction)
-
-
-# ----------------------------------------------------------------------------- backpropagation through time
-
-
-@torch.no_grad()
-def backward_through_time(cell: Elman, x: torch.Tensor, h: torch.Tensor, dh: torch.Tensor) -> list:
-    """Compute the gradients of W, U, b and b' of an Elman cell by explicit formulas. x (B, T, C): its
-    inputs; h (B, T + 1, H): its states, the initial state first; dh (B, T, H): the gradient of the loss
-    w.r.t. each h_t as an output, which the layer above reads. dh leaves out the effect of h_t on later
-    states.
-
-        z_t = W x_t + b + U h_(t-1) + b'
+        z_t = W x_t + U h_(t-1) + b
         h_t = tanh(z_t)
 
     h_t also affects all later outputs, through z_(t+1). So we go from the last step to the first:
@@ -159,15 +96,11 @@ def backward_through_time(cell: Elman, x: torch.Tensor, h: torch.Tensor, dh: tor
         dz_t = (1 - h_t^2) * (dh_t + U^T dz_(t+1))
         dW = sum of dz_t x_t^T
         dU = sum of dz_t h_(t-1)^T
-        db = db' = sum of dz_t
-
-    The formulas use column vectors. In the code, each of B rows is a vector, so products are transposed.
-    The parameters have the same names as in nn.RNN."""
-    W = cell.weight_ih_l0
-    U = cell.weight_hh_l0
-    dW = torch.zeros_like(W)
-    dU = torch.zeros_like(U)
-    db = torch.zeros_like(cell.bias_ih_l0)
+        db = sum of dz_t
+    """
+    dW = 0.0
+    dU = 0.0
+    db = 0.0
     from_later = 0.0  # U^T dz_(t+1): nothing comes after the last step
     for t in reversed(range(x.shape[1])):
         h_before = h[:, t]  # (B, H)
@@ -178,292 +111,217 @@ def backward_through_time(cell: Elman, x: torch.Tensor, h: torch.Tensor, dh: tor
         dU += dz.T @ h_before
         db += dz.sum(0)
         from_later = dz @ U  # U^T dz, for each row
-    return [dW, dU, db, db]
+    return dW, dU, db
 
 
-def gradient_norms(model: RecurrentModel, tokens: np.ndarray, separator: int | None) -> np.ndarray:
-    """The norms of d loss_T / d state_(T-k) for k = 1, 2 ..., at most 100: how much the loss at the last
-    of T tokens depends on the state k tokens earlier. A worked example: for a state of one number,
-
-        h_t = 0.5 h_(t-1) + x_t  and  loss_3 = h_3 = 0.5 h_2 + x_3 = 0.25 h_1 + ... = 0.125 h_0 + ...
-
-    the norms are 0.5, 0.25 and 0.125. They halve with each token. After 20 tokens, 0.5^20 is left, less
-    than a millionth: such a network learns nothing from a token 20 steps back.
-
-    The state is the state of all cells together. Returns (K,), for K distances: root mean squares over
-    the rows of long_window()."""
-    model = copy.deepcopy(model).double().eval()  # in float32, small gradients would become 0
-    x, y = long_window(tokens, separator)
-    B, T = x.shape
-    states = model.start(B)
-    carried = []  # the states before the tokens 1, 2 ... T, of each cell
-    for t in range(T):
-        # A state is read twice: by the next step of its cell, and, as an output, by the layer above. Only
-        # the next step counts here, as the layer above carries a state of its own. So the next step reads a
-        # copy, and we compute the gradient w.r.t. this copy
-        states = [state.clone().requires_grad_() for state in states]
-        carried += states
-        logits, states = model(x[:, t], states, step=True)
-    # The sum over rows, so that the gradient of a row does not depend on the number of rows
-    loss = F.cross_entropy(logits, y[:, -1], reduction="sum")
-    n_cells = len(states)
-    carried = carried[-LAGS[-1] * n_cells :]  # before the last K = 100 tokens, or fewer
-    gradients = torch.autograd.grad(loss, carried)
-    norms = torch.stack([gradient.norm() for gradient in gradients])
-    norms = norms.view(-1, n_cells)  # (K, n_cells)
-    norms = norms.norm(dim=1) / math.sqrt(B)  # (K,)
-    norms = norms.flip(0)  # from the last token back: k = 1 comes first
-    return norms.numpy()
+# ----------------------------------------------------------------------------- the LSTM
 
 
-def long_window(tokens: np.ndarray, separator: int | None) -> tuple:
-    """Take the first T tokens of rows that have at least T tokens, and their targets; T is at most 128. A text
-    is cut into up to 32 rows. From a list of documents, take the first that are as long as the longest 5 %, at
-    most 128."""
-    n_parts = min(32, len(tokens) // 129)  # so that each part has 128 inputs, and a last target
-    edges = row_edges(tokens, separator, max(1, n_parts))
-    lengths = np.diff(edges)
-    long_length = np.quantile(lengths, 0.95)
-    T = min(128, int(long_length))
-    rows = np.flatnonzero(lengths >= T)
-    x, y, _ = next(parallel_windows(tokens, edges, rows, B=128, T=T))
-    return x, y
+def lstm_step(x, h, c, W, U, b):
+    """Long short-term memory (Hochreiter, Schmidhuber 1997; the forget gate: Gers et al. 2000):
+
+        i_t = sigmoid(W_i x_t + U_i h_(t-1) + b_i)      input gate
+        f_t = sigmoid(W_f x_t + U_f h_(t-1) + b_f)      forget gate
+        g_t = tanh(W_g x_t + U_g h_(t-1) + b_g)         candidate
+        o_t = sigmoid(W_o x_t + U_o h_(t-1) + b_o)      output gate
+        c_t = f_t * c_(t-1) + i_t * g_t                 cell state
+        h_t = o_t * tanh(c_t)
+
+    On the path from c_t to c_(t-1), the gradient is multiplied by f_t instead of a matrix. x (B, C); h and c (B, H); W
+    (4 H, C), U (4 H, H) and b (4 H,) have the rows of i, f, g and o below each other. Returns the new h and c."""
+    gates = x @ W.T + h @ U.T + b  # (B, 4 H): one matmul computes all gates
+    i, f, g, o = gates.chunk(4, dim=1)
+    c = f.sigmoid() * c + i.sigmoid() * g.tanh()
+    h = o.sigmoid() * c.tanh()
+    return h, c
 
 
-def check_backward(model: RecurrentModel, x: torch.Tensor, y: torch.Tensor) -> float:
-    """Compare the gradients of the first Elman cell by backward_through_time() and by autograd, as if the
-    model had no other cell. Returns the largest difference, relative to the largest gradient of each
-    tensor. x, y: (B, T)"""
-    cell = model.cells[0]
-    inputs = model.wte(x)  # (B, T, C)
-    initial = cell.start(len(x))  # (1, B, H)
-    outputs, _ = cell(inputs, initial)  # (B, T, H)
-    loss = cross_entropy(model.head(outputs), y)
-    parameters = list(cell.parameters())  # W, U, b, b'
-    dh, *by_autograd = torch.autograd.grad(loss, [outputs, *parameters])
+def check_formulas():
+    """Compare the formulas with PyTorch's, on random numbers in float64."""
+    x = torch.randn(8, 20, 5, dtype=torch.float64)
+    zeros = x.new_zeros(8, 6)
+    cell = nn.RNN(5, 6, batch_first=True).double()
+    W, U, b, b_state = cell.parameters()  # PyTorch has two biases, which are added
+    outputs, _ = cell(x)
+    dh = torch.randn_like(outputs)
+    loss = (dh * outputs).sum()  # so that its gradient w.r.t. the outputs is dh
+    by_autograd = torch.autograd.grad(loss, [W, U, b])
+    h = elman(x, zeros, W, U, b + b_state)
+    by_hand = backward_through_time(x, h, dh, U)
+    print("largest difference between backpropagation through time by hand, and autograd:")
+    for name, gradient, expected in zip("WUb", by_hand, by_autograd, strict=True):
+        difference = (gradient - expected).abs().max()
+        print(f"d{name} {difference:.1e}")
 
-    h = torch.cat((initial.transpose(0, 1), outputs), dim=1)  # (B, T + 1, H)
-    by_hand = backward_through_time(cell, inputs, h, dh)
-    differences = []
-    for manual, expected in zip(by_hand, by_autograd, strict=True):
-        largest = expected.abs().max().clamp(min=1e-30)  # dU is 0 if T is 1
-        difference = (manual - expected).abs().max()
-        differences.append((difference / largest).item())
-    return max(differences)
-
-
-# ----------------------------------------------------------------------------- training, evaluation, samples
-
-
-def row_edges(tokens: np.ndarray, separator: int | None, n_parts: int, offset: int = 0) -> np.ndarray:
-    """The indices where one row of text ends and the next starts, for parallel_windows(). The rows are
-    documents. A text without documents is cut into n_parts equal parts, from offset on."""
-    if separator is not None:
-        return document_edges(tokens, separator)
-    return np.linspace(offset, len(tokens) - 1, n_parts + 1).astype(int)
+    cell = nn.LSTM(5, 6, batch_first=True).double()
+    W, U, b, b_state = cell.parameters()
+    h = zeros
+    c = zeros
+    for t in range(20):
+        h, c = lstm_step(x[:, t], h, c, W, U, b + b_state)
+    outputs, _ = cell(x)
+    difference = (h - outputs[:, -1]).abs().max()
+    print(f"and between the LSTM by its formula, and nn.LSTM: {difference:.1e}\n")
 
 
-def training_windows(data: Dataset, B: int, bptt: int, seed: int) -> Iterator:
-    """Yield windows of the training split forever: of all documents in a random order, or of B parts
-    of a text, which start at another offset in each epoch."""
-    rng = np.random.default_rng(seed)
-    tokens = data.splits["train"]
-    while True:
-        largest = min(bptt, len(tokens) // 2)  # in a tiny text, at least half remains
-        offset = rng.integers(largest)
-        edges = row_edges(tokens, data.separator, B, offset)
-        order = rng.permutation(len(edges) - 1)
-        yield from parallel_windows(tokens, edges, order, B, bptt)
+# ----------------------------------------------------------------------------- a language model
 
 
-def train(model: RecurrentModel, data: Dataset, options: Options) -> None:
-    """Train by truncated BPTT. The state is carried from window to window, but the gradient stops where a
-    window of T tokens starts (T is --bptt). So for a document of at most T tokens, the gradient is complete; in
-    a longer text, it reaches back to the start of the window."""
-    windows = training_windows(data, options.batch_size, options.bptt, options.seed)
-    states = []  # the state of each cell after the last window
+class RecurrentModel(nn.Module):
+    """Embedding, cell, output layer. As model.GPT: model(idx, targets) -> (logits, loss)."""
 
-    def batch_loss() -> torch.Tensor:
-        nonlocal states
-        x, y, continues = next(windows)
-        before = states_before(model, x, continues, states)
-        before = [state.detach() for state in before]  # the gradient stops here
-        logits, states = model(x, before)
-        return cross_entropy(logits, y)
+    device = torch.device("cpu")  # train.evaluate() copies batches to it
 
-    weight_decay = 0.1 if options.optimizer == "adamw" else 0.0
-    recipe = Recipe(
-        max_iters=options.max_iters,
-        learning_rate=options.learning_rate,
-        optimizer=options.optimizer,
-        warmup_iters=min(100, options.max_iters // 10),
-        weight_decay=weight_decay,
-        momentum=0.9,  # for sgd
-        beta2=0.99,  # for adamw
-        grad_clip=options.grad_clip,
-    )
-    fit(model, batch_loss, recipe)
+    def __init__(self, vocab_size, cell, n_hidden, dropout):
+        super().__init__()
+        self.wte = nn.Embedding(vocab_size, N_EMBD)
+        self.cell = CELLS[cell](N_EMBD, n_hidden, batch_first=True)
+        if cell == "lstm":
+            # sigmoid(1) = 0.73. With a gate of sigmoid(0) = 0.5, half of the cell state and half of its gradient would
+            # be lost at each step (Jozefowicz et al. 2015)
+            nn.init.ones_(self.cell.bias_ih_l0[n_hidden : 2 * n_hidden])  # the bias of the forget gate
+        self.dropout = nn.Dropout(dropout)
+        self.head = nn.Linear(n_hidden, vocab_size)
+
+    def read(self, idx, state=None):
+        """Token ids (B, T) -> logits (B, T, V), and the state after them: (1, B, H), of an LSTM a pair of these, h and
+        c. state: the state before; None: zeros."""
+        outputs, state = self.cell(self.wte(idx), state)
+        return self.head(self.dropout(outputs)), state
+
+    def forward(self, idx, targets):
+        logits, _ = self.read(idx)
+        loss = F.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=-1)
+        return logits, loss
+
+
+def train(model, data, options):
+    """Train on all names in a random order, and again in another order, until the last step."""
+    windows = cut_windows(data, "train", options)  # (n, 2): where each name starts and stops
+    batches = []
+    optimizer = torch.optim.AdamW(model.parameters(), lr=options.learning_rate, weight_decay=0.0)
+    schedule = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.0, options.max_iters)  # falls to 0
+    for step in range(1, options.max_iters + 1):
+        if not batches:  # a new epoch
+            batches = list(torch.randperm(len(windows)).split(options.batch_size))
+        rows = windows[batches.pop().numpy()]
+        _, loss = model(*get_batch(data.splits["train"], rows, model.device))
+        optimizer.zero_grad()
+        loss.backward()
+        clip_grad_norm_(model.parameters(), 1.0)  # an exploding gradient keeps its direction, and loses its size
+        optimizer.step()
+        schedule.step()
+        if step % 200 == 0:
+            print(f"step {step:5}  loss {loss:.4f}", flush=True)
 
 
 @torch.no_grad()
-def split_loss(model: RecurrentModel, tokens: np.ndarray, separator: int | None) -> float:
-    """The mean loss over all tokens except the first, in nats per token. Each document starts from a state
-    of zeros. A text without documents is cut into at most 64 parts of at least 1,000 tokens, and each
-    part starts from a state of zeros."""
-    n_parts = min(64, len(tokens) // 1000)
-    edges = row_edges(tokens, separator, max(1, n_parts))
-    lengths = np.diff(edges)
-    order = np.argsort(lengths, kind="stable")  # rows of similar length together need little padding
-    total = 0.0
-    states = []
-    for x, y, continues in parallel_windows(tokens, edges, order, B=64, T=128):
-        states = states_before(model, x, continues, states)
-        logits, states = model(x, states)
-        total += cross_entropy(logits, y, "sum").item()
-    return total / (len(tokens) - 1)
-
-
-@torch.no_grad()
-def sample(model: RecurrentModel, first: list[int], separator: int | None) -> list[list[int]]:
-    """Generate tokens after each token of `first`, one step at a time: up to the separator that ends the
-    document, or SAMPLE_LENGTH tokens."""
-    idx = torch.tensor(first)  # (n,): the last token of each sample
-    states = model.start(len(first))
+def sample(model, data, n, length=100):
+    """n new documents of at most `length` tokens, as texts. A step needs only the last token and the state."""
+    idx = torch.full((n, 1), data.separator)
+    state = None
     columns = []
-    for _ in range(SAMPLE_LENGTH):
-        logits, states = model(idx, states, step=True)  # (n, V)
-        probabilities = logits.softmax(1)
-        drawn = torch.multinomial(probabilities, 1)  # (n, 1)
-        idx = drawn[:, 0]
+    for _ in range(length):
+        logits, state = model.read(idx, state)  # (n, 1, V)
+        probs = logits[:, 0].softmax(1)
+        idx = torch.multinomial(probs, 1)  # (n, 1)
         columns.append(idx)
-    rows = torch.stack(columns, dim=1).tolist()
-    samples = []
-    for row in rows:
-        if separator in row:
-            row = row[: row.index(separator)]
-        samples.append(row)
-    return samples
+    end = data.tokenizer.decode([data.separator])
+    texts = [data.tokenizer.decode(row) for row in torch.cat(columns, dim=1).tolist()]
+    return [text.split(end)[0] for text in texts]
+
+
+# ----------------------------------------------------------------------------- how far back gradients reach
+
+
+def gradient_norms(model, x, y):
+    """The norms of d loss_T / d h_(T-k) for k = 1 ... T - 1: how much the loss at the last of T letters depends on the
+    state k letters earlier (for an LSTM, on h and c). x and y (B, T). Returns (T - 1,): root mean squares over rows."""
+    B, T = x.shape
+    _, state = model.read(x[:, :1])
+    states = []
+    for t in range(1, T):
+        states.extend(state if isinstance(state, tuple) else [state])
+        logits, state = model.read(x[:, t : t + 1], state)
+    # The sum over rows, so that the gradient of a row does not depend on the number of rows
+    loss = F.cross_entropy(logits[:, 0], y[:, -1], reduction="sum")
+    gradients = torch.autograd.grad(loss, states)
+    norms = torch.stack(gradients).view(T - 1, -1).norm(dim=1) / math.sqrt(B)
+    return norms.flip(0)  # from the last letter back: k = 1 comes first
+
+
+def long_names(data, options):
+    """The first letters of long names of val, as many as the largest k needs: inputs and targets, (B, T) each."""
+    windows = cut_windows(data, "val", options)
+    lengths = windows[:, 1] - windows[:, 0]
+    T = min(LAGS[-1] + 1, lengths.max())
+    windows = windows[lengths >= T]
+    windows[:, 1] = windows[:, 0] + T
+    return get_batch(data.splits["val"], windows, RecurrentModel.device)
+
+
+def untrained_norms(data, options, x, y):
+    """{name: gradient_norms()} of four networks before training."""
+    norms = {}
+    for name, cell, scale in UNTRAINED:
+        model = make_model(data, options, cell).eval()
+        model.cell.weight_hh_l0.data *= scale  # U
+        norms[name] = gradient_norms(model, x, y)
+    return norms
+
+
+def print_gradients(norms):
+    """A row per network, and a column per distance. norms: {name: gradient_norms()}"""
+    print("\nnorm of the gradient of a loss w.r.t. the state k letters before, relative to k = 1")
+    print("k =           ", *[f"{k:8}" for k in LAGS])
+    for name, curve in norms.items():
+        relative = (curve / curve[0]).tolist()
+        cells = [f"{relative[k - 1]:8.2g}" for k in LAGS if k <= len(relative)]
+        print(f"{name:14}", *cells)
+
+
+def draw(norms):
+    import matplotlib.pyplot as plt  # here, because it is optional
+
+    for name, curve in norms.items():
+        plt.semilogy(range(1, len(curve) + 1), curve / curve[0], "o-", label=name)
+    plt.xlabel("k: letters between the state and the loss")
+    plt.ylabel("norm of the gradient, relative to k = 1")
+    plt.legend()
+    plt.savefig("rnn.png")
 
 
 # ----------------------------------------------------------------------------- the script
 
 
-# For each cell: embedding dimension, hidden units, stacked cells, and the learning rate. About 100,000
-# parameters each, if tokens are letters
-DEFAULTS = {
-    "rnn": (32, 288, 1, 0.005),
-    "gru": (32, 160, 1, 0.02),
-    "lstm": (32, 140, 1, 0.02),
-    "linear": (120, 120, 2, 0.01),
-    "lti": (144, 144, 2, 0.01),
-    "ssm": (96, 152, 2, 0.005),
-}
-
-
-def run_cell(cell: str, data: Dataset, options: Options) -> tuple:
-    """Train a model with this cell, and print its samples and losses. Returns gradient_norms() before and
-    after training, and what print_result() reports."""
-    began = time.perf_counter()
-    n_embd, n_hidden, n_layer, learning_rate = DEFAULTS[cell]
-    if options.n_hidden:
-        n_hidden = options.n_hidden
-    if not options.learning_rate:
-        options = replace(options, learning_rate=learning_rate)
+def make_model(data, options, cell):
     torch.manual_seed(options.seed)
-    model = RecurrentModel(data.tokenizer.vocab_size, cell, n_embd, n_hidden, n_layer, options.dropout)
-    params = model.num_params()
-    print(f"\n{cell}: {params:,} parameters", flush=True)
-    norms_before = gradient_norms(model, data.splits["val"], data.separator)
-    train(model, data, options)
-    norms_after = gradient_norms(model, data.splits["val"], data.separator)
-    if cell == "rnn":
-        x, y, _ = next(training_windows(data, options.batch_size, options.bptt, options.seed))
-        difference = check_backward(model, x, y)
-        print(f"manual vs autograd gradients: maximum relative difference {difference:.1e}")
-    if options.num_samples > 0:
-        print_new_texts(model, data, options)
-    losses = {}
-    for split, tokens in data.splits.items():
-        losses[split] = split_loss(model, tokens[:EVAL_TOKENS], data.separator)
-    print_losses(data, losses, EVAL_TOKENS)
-    seconds = time.perf_counter() - began
-    figures = {"params": params, "losses": losses, "step": options.max_iters, "seconds": seconds}
-    return norms_before, norms_after, figures
+    return RecurrentModel(data.tokenizer.vocab_size, cell, options.n_hidden, options.dropout)
 
 
-def print_new_texts(model: RecurrentModel, data: Dataset, options: Options) -> None:
-    """Generate samples from the start of a document, or of a text."""
-    rng = np.random.default_rng(options.seed)
-    start = start_context(data, 1, rng)  # a list of one token
-    torch.manual_seed(options.seed)
-    samples = sample(model, start * options.num_samples, data.separator)
-    texts = [data.tokenizer.decode(tokens) for tokens in samples]
-    print_samples(texts, lines=data.separator not in (None, data.tokenizer.end_id))
-
-
-def relative(norms: np.ndarray) -> np.ndarray:
-    """Divide the norms (K,) by the first one, for k = 1."""
-    nearest = norms[0] or 1  # 0 for a text of one character: there is nothing to learn
-    return norms / nearest
-
-
-def print_gradients(norms: dict[str, np.ndarray]) -> None:
-    """Print gradient norms relative to k = 1, {"lstm before": (K,), "lstm after": (K,) ...}: a row for each of
-    LAGS."""
-    print("\nhow far back do gradients reach? Norm of d loss_T / d state_(T-k), relative to k = 1:")
-    shortest = min(len(curve) for curve in norms.values())
-    rows = [["", *norms]]
-    for k in LAGS:
-        if k <= shortest:
-            row = [f"{curve[k - 1]:.2g}" for curve in norms.values()]
-            rows.append([f"k = {k}", *row])
-    print_table(rows)
-
-
-def plot_gradients(norms: dict[str, np.ndarray], dataset: str) -> None:
-    """Draw the same norms: a color for each cell, dashed before training."""
-    curves = {}
-    for i, (name, curve) in enumerate(norms.items()):
-        line = "-" if name.endswith("after") else "--"
-        color = f"C{i // 2}"  # C0, C0, C1, C1 ...: before and after have the same color
-        lags = range(1, len(curve) + 1)
-        curves[name] = (lags, curve, line + color)
-    any_gradient = any(curve.any() for curve in norms.values())
-    scale = "log" if any_gradient else "linear"
-    panel = {
-        "curves": curves,
-        "xlabel": "k: tokens between the state and the loss",
-        "ylabel": "norm of d loss / d state, relative to k = 1",
-        "yscale": scale,
-        "ylim": (1e-10, None),
-    }
-    path = Path("out", f"rnn_{dataset}", "gradients.png")
-    title = f"how far back gradients reach: {dataset}"
-    draw_lines(path, panel, title=title, size=(8, 5))
-    print(f"\n{path}: gradient norms by distance")
-
-
-def main() -> None:
+def main():
     options = parse(Options, __doc__)
     torch.set_num_threads(1)  # for tensors this small, more threads hardly help
     data = load(options.dataset)
-    cells = CELLS if options.cell == "all" else [options.cell]
-    has_heads = any(issubclass(CELLS[cell], LinearCell) for cell in cells)
-    n_hidden = options.n_hidden
-    if has_heads and n_hidden and n_hidden % HEADS:
-        raise UserError(f"n_hidden={n_hidden} has to be split into {HEADS} heads; use a multiple of {HEADS}")
-    norms = {}
-    results = {}
-    for cell in cells:
-        before, after, figures = run_cell(cell, data, options)
-        results[cell] = figures
-        norms[f"{cell} before"] = relative(before)
-        norms[f"{cell} after"] = relative(after)
+    if data.separator is None:
+        raise UserError(f"{data.name} has no documents; use names, or your own text with --documents=lines")
+    check_formulas()
+    x, y = long_names(data, options)
+    norms = untrained_norms(data, options, x, y)
+    model = make_model(data, options, options.cell)
+    train(model, data, options)
+    model.eval()
+    norms[f"{options.cell}, trained"] = gradient_norms(model, x, y)
     print_gradients(norms)
+    print("\nsamples:", *sample(model, data, 20))
     if options.plot:
-        plot_gradients(norms, data.name)
-    for cell, figures in results.items():
-        print_result(cell, data, **figures)
+        draw(norms)
+    params = sum(p.numel() for p in model.parameters())
+    result = f"result: model={options.cell} dataset={data.name} params={params}"
+    for split in data.splits:
+        loss = evaluate(model, data, split, options, contextlib.nullcontext())
+        result += f" {split}={loss:.4f}"
+    print(result)
 
 
 if __name__ == "__main__":
