@@ -1,14 +1,12 @@
 // What stands around the model in a page: its weights, the context that it reads, sampling, and the tokenizers of
-// common.py. (range() and softmax() are in gpt.js.) tests/test_gpt_js.py compares them with
-// Python.
+// common.py. (range() and softmax() are in gpt.js.) tests/test_gpt_js.py compares them with Python.
 "use strict";
 
 // ---------------------------------------------------------------- weights
 
 // The weights that pack() of lessons/look.py wrote into bytes, an ArrayBuffer. shapes: [name, rows, columns] of each
-// tensor in turn; a vector has no columns. bits: 32, or 8: then a matrix has first a scale for each row, and then
-// integers
-function unpack(shapes, bits, bytes) {
+// tensor in turn; a vector has no columns. int8: a matrix has first a scale for each row, and then integers
+function unpack(shapes, int8, bytes) {
   let at = 0;
   function take(type, n) {
     const end = at + n * type.BYTES_PER_ELEMENT;
@@ -18,7 +16,7 @@ function unpack(shapes, bits, bytes) {
   }
   const weights = {};
   for (const [name, rows, columns] of shapes) {
-    if (bits === 32 || columns === undefined) {
+    if (!int8 || columns === undefined) {
       weights[name] = take(Float32Array, rows * (columns ?? 1));
       continue;
     }

@@ -1,41 +1,35 @@
-"""Part 5, continued: your GPT in a page of its own, for any browser.
+"""Your GPT in a page of its own, for any browser.
 
-    python lessons/look.py                          # the newest run in out/, and a text of its validation split
-    python lessons/look.py --prompt="import "       # a text of your own
-    python lessons/look.py out/gpt2 --weights=int8 --max_megabytes=200
+    python lessons/look.py                     # the newest run of train.py, and text of its validation split: seconds
+    python lessons/look.py --prompt="import "  # a text of your own
+    python lessons/look.py gpt2 --int8         # GPT-2, after python lessons/gpt2.py: a page of 150 MB, which is slow
 
 Read sample.py before. The result is one file, look.html beside the checkpoint. It contains the weights, and a model in
-JavaScript (assets/gpt.js) that computes with them, so it needs no server and no network: send it to somebody. (It also
-contains the beginning of the training text, to count n-grams in it; --counted=0 leaves it out.) What did the model
-expect at each token of a text, and what did counting expect? How does it continue? What does each head attend to?
+JavaScript that computes with them (assets/gpt.js: model.py once more, without a library), so it needs no server and no
+network: send it to somebody. What did the model expect at each token of a text? What does each head attend to? What
+does the output layer make of the state after each block? And how does it continue?
+
+The page must compute what PyTorch computes. So it is refused if the model, or its tokenizer, has something that the
+JavaScript lacks, and when it opens, it compares the probabilities of the first tokens with those of PyTorch.
 """
 
 import sys
+from pathlib import Path
 
-if __name__ == "__main__":
-    sys.path.insert(0, ".")  # lessons start in the root, and import its files
+sys.path.insert(1, str(Path(__file__).parents[1]))  # the files of the root
 
 import base64
 import html
 import json
 import math
-import time
+import os
 import zlib
 from dataclasses import asdict, dataclass
-from pathlib import Path
-from typing import Literal
 
 import numpy as np
 import torch
 
-try:
-    from common import Dataset, UserError, load, load_checkpoint, load_model, parse, replace_file, run
-    from lessons.bpe import GPT2_PATTERN
-    from lessons.kit import evaluation_windows, mean_loss, print_result, start_ids
-    from model import GPT
-except ModuleNotFoundError as error:
-    print(f"error: {error}; in the folder of train.py, type: python lessons/look.py", file=sys.stderr)
-    sys.exit(2)
+from common import UserError, load, load_checkpoint, load_model, parse, replace_file, run
 
 # The template look.html, and the files that it includes
 ASSETS = Path(__file__).parents[1] / "assets"
@@ -50,40 +44,43 @@ NUMBERS = ["vocab_size", "block_size", "n_layer", "n_head", "n_kv_head", "n_embd
 NUMBERS += ["lookback", "qk_norm", "tie_weights"]
 # ... and those that change nothing in generation
 IN_TRAINING = ["dropout", "zero_init", "flash", "train_temperature"]
-# The n-gram model predicts a token from the 7 tokens before it, with Kneser-Ney smoothing
-ORDER = 8
-DISCOUNT = 0.85
-# Weights are rounded to 8 bits if this changes the loss by less, in nats per token
-MAX_CHANGE = 0.001
-# ... on about so many tokens of the validation split
-MEASURED = 20_000
-# The page compares so many of its predictions with PyTorch's
-CHECKED = 32
+# What assets/text.js has of tokenizers: characters, and BPE with one of these patterns, which cut a text into words.
+# The first one is GPT-2's. In that of lessons/bpe.py, a letter \p{L} keeps its marks \p{M}
+KINDS = ("char", "gpt2", "bpe")
+GPT2_PATTERN = r"'(?:[sdmt]|ll|ve|re)| ?[\p{L}]+| ?[\p{N}]+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+PATTERNS = (GPT2_PATTERN, GPT2_PATTERN.replace(r"[\p{L}]+", r"[\p{L}][\p{L}\p{M}]*"))
+TOKENS = 300  # of the validation split, with which the page begins
+CHECKED = 32  # predictions that the page compares with PyTorch's
+LARGEST = 400  # megabytes: browsers do not open much larger pages
 
 
 @dataclass
 class Options:
     init_from: str = ""  # a run, such as out/names, or a checkpoint; by default the newest run in out/
     prompt: str = ""  # the text that the page begins with; by default the beginning of the validation split
-    tokens: int = 300  # how many tokens of the validation split, at most
-    weights: Literal["auto", "float32", "int8"] = "auto"  # number format; auto: int8 if that hardly changes the loss
-    counted: int = 2**20  # the page also contains this many tokens of the training split, and counts them
-    max_megabytes: int = 20  # the largest page to write, in megabytes
-    out_dir: str = ""  # folder of look.html; by default the folder of the checkpoint
+    int8: bool = False  # round the weights to 8 bits: the page has a quarter of the size
+
+
+# ----------------------------------------------------------------------------- what the JavaScript can run
+
+
+def check_supported(config, tokenizer):
+    """Raise UserError if assets/gpt.js or assets/text.js lacks something of a model with these options."""
+    for name, value in config.items():
+        is_known = name in NUMBERS or name in IN_TRAINING or value in CHOICES.get(name, ())
+        if not is_known:
+            raise UserError(f"assets/gpt.js has no {name}={value}; add it there, and its name to lessons/look.py")
+    kind = tokenizer.fields["kind"]
+    if kind not in KINDS:
+        raise UserError(f"assets/text.js has no tokenizer of kind {kind}; add it there, and to lessons/look.py")
+    if tokenizer.fields.get("pattern", GPT2_PATTERN) not in PATTERNS:
+        raise UserError("assets/text.js is not tested with this BPE pattern; test it, and add it to lessons/look.py")
 
 
 # ----------------------------------------------------------------------------- the weights
 
 
-def check_supported(config: dict) -> None:
-    """Raise UserError if assets/gpt.js lacks something of a model with these options."""
-    for name, value in config.items():
-        is_known = name in NUMBERS or name in IN_TRAINING or value in CHOICES.get(name, ())
-        if not is_known:
-            raise UserError(f"assets/gpt.js has no {name}={value}; add it there, and its name to lessons/look.py")
-
-
-def page_weights(model: GPT) -> dict[str, torch.Tensor]:
+def page_weights(model):
     """The weights of a model that a page needs, {name: (rows, columns) or (rows,)}, float32: a tied matrix once."""
     weights = model.state_dict()
     if model.config.tie_weights:
@@ -91,7 +88,7 @@ def page_weights(model: GPT) -> dict[str, torch.Tensor]:
     return weights
 
 
-def row_scales(W: torch.Tensor) -> torch.Tensor:
+def row_scales(W):
     """For each row of W (rows, columns), the weight that one step of an int8 stands for, (rows, 1). The largest weight
     becomes 127 or -127."""
     largest = W.abs().amax(dim=1, keepdim=True)
@@ -99,7 +96,7 @@ def row_scales(W: torch.Tensor) -> torch.Tensor:
 
 
 @torch.no_grad()
-def round_weights(model: GPT) -> None:
+def round_weights(model):
     """Round the weights of all matrices to the nearest that 8 bits can represent."""
     for W in model.parameters():
         if W.dim() == 2:
@@ -107,14 +104,14 @@ def round_weights(model: GPT) -> None:
             W.copy_((W / scales).round() * scales)
 
 
-def pack(weights: dict[str, torch.Tensor], bits: int) -> tuple[list, bytes]:
+def pack(weights, int8):
     """Return [name, rows, columns] of each tensor, and all of them as bytes, for unpack() of assets/text.js. Numbers
-    are float32. If bits is 8, a matrix has its row_scales() first, and then its weights as int8."""
+    are float32. With int8, a matrix has its row_scales() first, and then its weights as integers."""
     shapes = []
     parts = []
     for name, W in weights.items():
         shapes.append([name, *W.shape])
-        if bits == 32 or W.dim() == 1:
+        if not int8 or W.dim() == 1:
             parts.append(W.numpy().astype("<f4").tobytes())
             continue
         scales = row_scales(W)
@@ -124,74 +121,38 @@ def pack(weights: dict[str, torch.Tensor], bits: int) -> tuple[list, bytes]:
     return shapes, b"".join(parts)
 
 
-def validation_loss(model: GPT, data: Dataset) -> float:
-    """The loss on about MEASURED tokens of the validation split, in nats per token, in batches of 32 windows."""
-    tokens = data.splits["val"]
-    windows = evaluation_windows(tokens, data.separator, model.config.block_size, MEASURED)
-    return mean_loss(model, lambda x, y: model(x, y)[1], tokens, windows, 32)
+# ----------------------------------------------------------------------------- the text
 
 
-def choose_bits(model: GPT, number_format: str, data: Dataset | None) -> tuple[int, float | None]:
-    """Round the weights of a model to 8 bits, if --weights says so. auto: leave them as they are if that would change
-    the loss by MAX_CHANGE or more. Returns the bits per weight, 8 or 32, and the change of the loss, if measured."""
-    if data is None:  # nothing to measure the loss on
-        if number_format != "int8":
-            return 32, None
-        round_weights(model)
-        return 8, None
-    if number_format == "float32":
-        return 32, None
-    exact = {name: weight.clone() for name, weight in model.state_dict().items()}
-    loss = validation_loss(model, data)
-    round_weights(model)
-    change = validation_loss(model, data) - loss
-    is_small = abs(change) < MAX_CHANGE  # false if it is NaN
-    if number_format == "auto" and not is_small:
-        model.load_state_dict(exact)
-        return 32, None
-    return 8, change
-
-
-# ----------------------------------------------------------------------------- text and data
-
-
-def newest_run() -> str:
-    files = sorted(Path("out").glob("*/best.pt"), key=lambda path: path.stat().st_mtime)
-    if not files:
-        raise UserError("no run with a best.pt in out/; start python train.py")
-    return str(files[-1].parent)
-
-
-def open_data(checkpoint: dict) -> Dataset | None:
-    """Open the dataset of a checkpoint. None if it is missing, or has other tokens."""
+def first_text(checkpoint, tokenizer):
+    """The beginning of the validation split that the model was trained beside, or "" if that is no longer there."""
     name = checkpoint.get("dataset")
     if not name or not Path("data", name, "meta.json").exists():
-        return None
+        return ""
     data = load(name)
-    if data.tokenizer.fields != checkpoint["tokenizer"]:
-        print(f"note: {Path('data', name)} has other tokens than the model, so the page has none of its text")
-        return None
-    return data
-
-
-def choose_text(start_token: int | None, data: Dataset | None, tokenizer, prompt: str, n: int) -> list[int]:
-    """Choose the prompt, or else the first n tokens or so of the validation split, if there is one. If the model has a
-    start token, it stands before them. (A split of documents begins with it.)"""
-    start = [] if start_token is None else [start_token]
-    if prompt or data is None:
-        return start + tokenizer.encode(prompt)
-    ids = data.splits["val"][: n + 1].tolist()  # the first one is only read: nothing predicts it
+    if data.tokenizer.fields != tokenizer.fields:
+        return ""
+    ids = data.splits["val"][: TOKENS + 1].tolist()
     if data.separator in ids[1:]:
-        # End with the last whole document (if the first is longer than n tokens, it is cut)
+        # From a whole document to a whole one
         while ids[-1] != data.separator:
             ids.pop()
+    return tokenizer.decode(ids if data.start_token is None else ids[1:])
+
+
+def encode(text, tokenizer, start_token):
+    """The tokens of a text as the page has them: the start token before each document, which are encoded apart."""
+    if start_token is None:
+        return tokenizer.encode(text)
+    ids = []
+    for document in text.split(tokenizer.decode([start_token])):
+        ids += [start_token, *tokenizer.encode(document)]
     return ids
 
 
 @torch.no_grad()
-def predictions(start_token: int | None, model: GPT, ids: list[int]) -> dict:
-    """The log-probabilities of the first tokens of a text, each after those before it in its document, which the page
-    compares with its own. Raises UserError if they are not finite."""
+def predictions(model, ids, start_token):
+    """The log-probabilities of the first tokens of a text, each after those before it in its document."""
     first = ids[: min(CHECKED, model.config.block_size) + 1]
     log_p = []
     start = 0
@@ -205,15 +166,7 @@ def predictions(start_token: int | None, model: GPT, ids: list[int]) -> dict:
     return {"ids": first, "log_p": log_p}
 
 
-def about_text(start_token: int | None, tokenizer, ids: list[int]) -> dict:
-    """What the page needs to read and write text, and the text that it begins with."""
-    shown = ids if start_token is None else ids[1:]
-    facts = {"tokenizer": tokens_of(tokenizer), "text": tokenizer.decode(shown), "start_token": start_token}
-    facts["first"] = start_ids(tokenizer)[-1]  # a newline, or token 0: an empty text starts from it, if from no other
-    return facts
-
-
-def tokens_of(tokenizer) -> dict:
+def tokens_of(tokenizer):
     """A tokenizer as assets/text.js reads it."""
     if tokenizer.fields["kind"] == "char":
         return tokenizer.fields
@@ -221,101 +174,68 @@ def tokens_of(tokenizer) -> dict:
     return {"kind": "bpe", "tokens": tokens, "pattern": tokenizer.fields.get("pattern", GPT2_PATTERN)}
 
 
-def counted_text(data: Dataset | None, n: int) -> tuple[dict | None, bytes]:
-    """The beginning of the training split for assets/ngram.js: what is known about it, and its tokens, one, two or four
-    bytes each."""
-    if data is None or n == 0:
-        return None, b""
-    tokens = data.splits["train"][:n]
-    dtype = np.min_scalar_type(data.tokenizer.vocab_size)
-    about = {"bits_per_token": 8 * dtype.itemsize, "separator": data.separator, "order": ORDER, "discount": DISCOUNT}
-    about["counted"] = len(tokens)
-    about["of"] = len(data.splits["train"])
-    return about, tokens.astype(dtype.newbyteorder("<")).tobytes()
-
-
 # ----------------------------------------------------------------------------- the page
 
 
-def make_title(checkpoint: dict, folder: Path) -> str:
-    dataset = checkpoint.get("dataset")
-    return f"A GPT trained on {dataset}, in this page" if dataset else f"{folder.name}, in this page"
-
-
-def describe(checkpoint: dict, model: GPT, bits: int, change: float | None) -> str:
+def describe(checkpoint, model, int8):
     """Say what the model is, in a few sentences."""
     config = model.config
     about = f"It has {model.num_params():,} parameters in {config.n_layer} layers of {config.n_head} heads."
     if "val" in checkpoint:
         nats = checkpoint["val"]
         about += f" Its loss on the validation split is {nats:.4f} nats ({nats / math.log(2):.2f} bits) per token."
-    if bits == 8:
-        about += " Here, its weights are rounded to 8 bits"
-        if change is not None:
-            change = round(change, 5) + 0.0  # -0.0 + 0.0 is 0.0
-            about += f", which changes the loss by {change:+.5f}"
-        about += "."
+    if int8:
+        about += " Here, its weights are rounded to 8 bits."
     return about
 
 
-def compress(data: bytes) -> str:
-    return base64.b64encode(zlib.compress(data)).decode()
-
-
-def make_page(title: str, facts: dict, weights: bytes, counted: bytes) -> str:
+def make_page(title, facts, weights):
     """Fill the template. Nothing in the facts, such as a token </script>, can become HTML."""
-    parts = {"title": html.escape(title), "weights": compress(weights), "counted": compress(counted)}
     as_json = json.dumps(facts, separators=(",", ":"))
-    parts["facts"] = as_json.replace("<", "\\u003c")
-    for name in ("gpt.js", "text.js", "ngram.js"):
+    parts = {"title": html.escape(title), "facts": as_json.replace("<", "\\u003c")}
+    parts["weights"] = base64.b64encode(zlib.compress(weights)).decode()
+    for name in ("gpt.js", "text.js"):
         parts[name] = (ASSETS / name).read_text(encoding="utf-8")
     page = (ASSETS / "look.html").read_text(encoding="utf-8")
     for name, part in parts.items():
         page = page.replace(f"<!-- {name} -->", part)  # a part has no <!-- in it, so no part fills another
-    return page
+    return page.encode()
 
 
-def refuse_large(n_bytes: float, options: Options, bits: int) -> None:
-    """Raise UserError if a page is larger than --max_megabytes."""
-    megabytes = n_bytes / 1e6
-    if megabytes > options.max_megabytes:
-        advice = f"if you want that, use --max_megabytes={math.ceil(megabytes) + 10}"
-        if bits == 32:
-            advice += ", or --weights=int8 for a quarter of it"
-        raise UserError(f"the page would have about {megabytes:,.0f} MB; {advice}")
-
-
-def main() -> None:
-    began = time.perf_counter()
-    options = parse(Options, __doc__, "init_from")
-    name = options.init_from or newest_run()
+def open_run(init_from):
+    """The checkpoint of a run, or of the newest one, and the path of its page."""
+    runs = Path("out").glob("**/best.pt")
+    name = init_from or max(runs, key=os.path.getmtime, default="names")
+    checkpoint = load_checkpoint(name)
     path = Path(name) if Path(name).exists() else Path("out", name)
     folder = path if path.is_dir() else path.parent
-    checkpoint = load_checkpoint(name)
-    model, tokenizer = load_model(checkpoint)
-    check_supported(asdict(model.config))
-    data = open_data(checkpoint)
-    start_token = checkpoint.get("start_token")
-    ids = choose_text(start_token, data, tokenizer, options.prompt, options.tokens)
+    return checkpoint, folder / "look.html"
 
-    bits, change = choose_bits(model, options.weights, data)
-    weight_bytes = model.num_params() * bits / 8
-    refuse_large(weight_bytes * 4 / 3, options, bits)  # base64 writes three bytes as four characters
-    shapes, weights = pack(page_weights(model), bits)
-    counting, counted = counted_text(data, options.counted)
-    about = describe(checkpoint, model, bits, change)
-    facts = {"about": about, "config": asdict(model.config), "bits": bits, "shapes": shapes, "counting": counting}
-    facts["check"] = predictions(start_token, model, ids)
-    facts.update(about_text(start_token, tokenizer, ids))
-    page = make_page(make_title(checkpoint, folder), facts, weights, counted).encode()
-    refuse_large(len(page), options, bits)
-    path = Path(options.out_dir or folder, "look.html")
-    replace_file(path, lambda file: file.write(page))
-    contents = "the model"
-    if counting:
-        contents += f" and {counting['counted']:,} tokens of its training text (--counted=0: none)"
-    print(f"{about}\n{path}: open it in a browser, or send it to somebody; it contains {contents}")
-    print_result("page", megabytes=len(page) / 1e6, seconds=time.perf_counter() - began)
+
+def main():
+    options = parse(Options, __doc__, "init_from")
+    checkpoint, target = open_run(options.init_from)
+    model, tokenizer = load_model(checkpoint)
+    config = asdict(model.config)
+    check_supported(config, tokenizer)
+    megabytes = model.num_params() * (1 if options.int8 else 4) * 4 / 3 / 1e6  # base64: 4 characters for 3 bytes
+    if megabytes > LARGEST:
+        raise UserError(f"the page would have {megabytes:,.0f} MB, too much for a browser; try --int8")
+    if options.int8:
+        round_weights(model)
+    start_token = checkpoint.get("start_token")
+    text = options.prompt or first_text(checkpoint, tokenizer)
+    shapes, weights = pack(page_weights(model), options.int8)
+    facts = {"about": describe(checkpoint, model, options.int8), "config": config, "text": text}
+    facts.update(int8=options.int8, shapes=shapes, tokenizer=tokens_of(tokenizer), start_token=start_token)
+    facts["check"] = predictions(model, encode(text, tokenizer, start_token), start_token)
+    facts["first"] = tokenizer.encode("\n")[-1] if start_token is None else start_token  # continues an empty text
+    dataset = checkpoint.get("dataset")
+    title = f"A GPT trained on {dataset}, in this page" if dataset else f"{target.parent.name}, in this page"
+    page = make_page(title, facts, weights)
+    replace_file(target, lambda file: file.write(page))
+    print(f"{facts['about']}\n{target}: open it in a browser, or send it to somebody")
+    print(f"result: model=gpt params={model.num_params()} megabytes={len(page) / 1e6:.2f} page={target}")
 
 
 if __name__ == "__main__":

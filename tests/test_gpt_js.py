@@ -7,9 +7,8 @@ import random
 import pytest
 import torch
 from conftest import ROOT, babble
-from test_climb import counted
 
-from common import CharTokenizer, load, make_tokenizer
+from common import CharTokenizer, make_tokenizer
 from lessons import look
 from lessons.bpe import bpe_tokenizer, train_bpe
 from model import GPT, GPTConfig
@@ -26,7 +25,7 @@ def js():
     py_mini_racer = pytest.importorskip("py_mini_racer", reason="mini-racer, a JavaScript engine, is not installed")
     engine = py_mini_racer.MiniRacer()
     engine.eval(TEXT_ENCODER)
-    for name in ("gpt.js", "text.js", "ngram.js"):
+    for name in ("gpt.js", "text.js"):
         engine.eval((ROOT / "assets" / name).read_text(encoding="utf-8"))
 
     def run(script: str, **values):
@@ -66,14 +65,14 @@ def random_model(rng: random.Random, **options) -> GPT:
 
 
 MODEL = """
-const model = new GPT(config, unpack(shapes, bits, Uint8Array.from(bytes).buffer));
+const model = new GPT(config, unpack(shapes, int8, Uint8Array.from(bytes).buffer));
 """
 
 
-def in_page(model: GPT, bits: int = 32) -> dict:
+def in_page(model: GPT, int8: bool = False) -> dict:
     """The constants that MODEL reads."""
-    shapes, packed = look.pack(look.page_weights(model), bits)
-    return {"config": look.asdict(model.config), "shapes": shapes, "bits": bits, "bytes": list(packed)}
+    shapes, packed = look.pack(look.page_weights(model), int8)
+    return {"config": look.asdict(model.config), "shapes": shapes, "int8": int8, "bytes": list(packed)}
 
 
 @torch.no_grad()
@@ -100,7 +99,7 @@ def test_the_logits_are_those_of_pytorch_for_models_of_all_kinds(js):
     rng = random.Random(5)
     positions = ["learned", "rope", "none"]
     activations = ["relu", "gelu", "gelu_tanh", "relu2", "swiglu"]
-    for i in range(30):
+    for i in range(15):
         model = random_model(rng, position=positions[i % 3], activation=activations[i % 5])
         config = model.config
         ids = [rng.randrange(config.vocab_size) for _ in range(config.block_size)]
@@ -146,15 +145,10 @@ def test_weights_of_8_bits_are_those_of_the_rounded_model(js):
         look.round_weights(model)
         expected = logits_of(model, [1, 2, 3])
         assert 1e-3 < (exact - expected).abs().max() < 1  # they are rounded
-        page = in_page(model, bits=8)
+        page = in_page(model, int8=True)
         assert len(page["bytes"]) < 0.6 * len(in_page(model)["bytes"])
         logits = js(MODEL + "[...model.forward([1, 2, 3], new KVCache(config))]", **page)
         assert (torch.tensor(logits) - expected[-1]).abs().max() < 1e-4
-        for name, W in look.page_weights(model).items():
-            largest = W.abs().max().item() if W.dim() == 1 else W.abs().amax(dim=1).max().item()
-            unpacked = "unpack(shapes, bits, Uint8Array.from(bytes).buffer)[name]"
-            found = js(f"{unpacked}.reduce((a, b) => Math.max(a, Math.abs(b)), 0)", name=name, **page)
-            assert found == pytest.approx(largest, rel=1e-5)
 
 
 # ----------------------------------------------------------------------------- generation
@@ -173,14 +167,14 @@ ids
 
 
 @pytest.mark.parametrize("position", ["learned", "rope", "none"])
-def test_200_greedy_tokens_are_those_of_python_within_a_context_and_beyond(js, position):
+def test_100_greedy_tokens_are_those_of_python_within_a_context_and_beyond(js, position):
     rng = random.Random(4)
-    for block_size in (250, 33, 16):
+    for block_size in (120, 33, 16):
         expected = []
         while len(set(expected)) < 6:  # most random models soon repeat a single token
             model = random_model(rng, position=position, block_size=block_size, vocab_size=40)
-            expected = model.generate(torch.tensor([[7]]), 200, temperature=0)[0].tolist()
-        assert js(GREEDY, ids=[7], n=201, **in_page(model)) == expected
+            expected = model.generate(torch.tensor([[7]]), 100, temperature=0)[0].tolist()
+        assert js(GREEDY, ids=[7], n=101, **in_page(model)) == expected
 
 
 def test_a_context_is_at_least_half_a_block_of_the_document(js):
@@ -243,23 +237,7 @@ def encoded(js, tokenizer, texts: list[str]) -> list[list]:
 
 def random_texts(n: int) -> list[str]:
     rng = random.Random(6)
-    words = [
-        "don't",
-        "we'll",
-        "THE",
-        "naïve",
-        "日本語",
-        "שָׁלוֹם",
-        "नमस्ते",
-        "🙂",
-        "e\u0301",
-        "123",
-        "4½",
-        "!?",
-        "…",
-        "</script>",
-        "\\s",
-    ]
+    words = ["don't", "we'll", "THE", "naïve", "日本語", "שָׁלוֹם", "नमस्ते", "🙂", "e\u0301", "123", "4½", "!?", "…"]
     words += babble(300).split()
     blanks = [" ", "  ", "\n", "\n\n", "\t", "\u00a0", "\u3000", "\u0085", "\ufeff", "", " \n "]
     return ["".join(rng.choice(words) + rng.choice(blanks) for _ in range(rng.randrange(12))) for _ in range(n)]
@@ -271,11 +249,11 @@ def check_ids(js, tokenizer, texts: list[str]) -> None:
         assert "".join(part for _, part in pairs) == text
 
 
-def test_300_texts_have_the_token_ids_of_tiktoken(js):
-    texts = random_texts(300)
-    tokenizer = bpe_tokenizer(train_bpe(babble(2000) + " " + " ".join(texts[:150]), 700))
+def test_texts_have_the_token_ids_of_tiktoken(js):
+    texts = random_texts(150)
+    tokenizer = bpe_tokenizer(train_bpe(babble(1000) + " " + " ".join(texts[:75]), 500))
     check_ids(js, tokenizer, [*texts, "a" * 300, ""])
-    assert len({token for text in texts for token in tokenizer.encode(text) if token > 255}) > 90
+    assert len({token for text in texts for token in tokenizer.encode(text) if token > 255}) > 60
 
 
 @pytest.mark.usefixtures("gpt2_vocabulary")
@@ -304,26 +282,3 @@ def test_decoded_tokens_are_those_of_the_tokenizers(js):
             assert [bytes(part).decode() for part in parts] == tokenizer.chars
         else:
             assert [bytes(part) for part in parts] == [tokenizer.encoding.decode_single_token_bytes(i) for i in ids]
-
-
-# ----------------------------------------------------------------------------- counting
-
-
-@pytest.mark.parametrize("dataset", ["tiny", "list"])
-@pytest.mark.parametrize("order", [1, 2, 3, 8])
-def test_counting_is_ngram_py(js, data, dataset, order):
-    data = load(dataset)
-    train, val = data.splits["train"], data.splits["val"]
-    V, separator = data.tokenizer.vocab_size, data.separator
-    rng = random.Random(7)
-    start = [] if separator is None else [separator]
-    texts = [start + val[i : i + rng.randrange(1, 12)].tolist() for i in range(0, 60, 4)]
-    texts += [start + [rng.randrange(V) for _ in range(9)] for _ in range(20)]
-    script = """
-    const grams = new NGrams(Uint16Array.from(tokens), V, separator, order, 0.85);
-    texts.map((ids) => [...grams.predict(ids)])
-    """
-    found = js(script, tokens=train.tolist(), V=V, separator=separator, order=order, texts=texts)
-    after = counted(data, order, padded=True)
-    for ids, p in zip(texts, found, strict=True):
-        assert p == pytest.approx(after(data.tokenizer.decode(ids)), abs=1e-9) and sum(p) == pytest.approx(1)
