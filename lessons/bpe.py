@@ -62,8 +62,8 @@ def split_bytes(text):
 
 
 def merge(tokens, new):
-    """In a list of tokens, join each two neighbors that give the token `new`, from left to right. As in tiktoken, their joined bytes
-    count, not the pair that was learned."""
+    """In a list of tokens, join each two neighbors that give the token `new`, from left to right. As in tiktoken,
+    their joined bytes count, not the pair that was learned."""
     merged = []
     for token in tokens:
         if merged and merged[-1] + token == new:

@@ -1,365 +1,190 @@
-"""Update rules (SGD, Adam, AdamW, Muon), learning-rate schedules, and the training loop of the lessons.
+"""Optimizers: what does each update rule do with the same gradients, and what does a schedule add?
 
-    from lessons.optim import Recipe, fit
-    seconds = fit(model, batch_loss, Recipe(max_iters=1000, learning_rate=0.003))
+    python lessons/optim.py          # five rules, each with six schedules, beside torch.optim: five seconds
+    python lessons/optim.py --plot   # and a plot of the losses: optim.png
 
-    from lessons.optim import lr_fraction, make_optimizer, set_lr
-    optimizer = make_optimizer(model, recipe)
-    loss.backward()
-    set_lr(optimizer, lr_fraction(step, recipe))
-    optimizer.step()
-    model.zero_grad()
+All rules minimize the same bowl, a quadratic function of a matrix, 1000 times (`condition`) as steep in one direction
+as in another. Large steps of gradient descent (SGD) diverge in the steepest, small ones hardly move in the flattest.
+Momentum adds up gradients that agree, Adam divides each by its usual size, and Muon makes all directions equally large.
 
-train.py has AdamW and Muon of its own. torch.optim has the same rules, and set_lr() also takes its optimizers.
+The table shows the loss after the last step, by schedule. SGD needs none here, as its steps shrink with the gradient
+(with random batches they do not). Muon's steps are as large as the learning rate, so it must fall. The last column is
+the largest difference from the weights of torch.optim, given the same gradients (torch's Muon multiplies in bfloat16).
 """
 
 import sys
+from pathlib import Path
 
-if __name__ == "__main__":
-    sys.path.insert(0, ".")  # lessons start in the root, and import its files
+sys.path.insert(1, str(Path(__file__).parents[1]))  # the files of the root
 
 import math
-import time
-from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 import torch
 
-try:
-    from common import UserError
-except ModuleNotFoundError as error:
-    print(f"error: {error}; in the folder of train.py, type: python lessons/optim.py", file=sys.stderr)
-    sys.exit(2)
+from common import parse, run
+from model import check_positive
 
-# ----------------------------------------------------------------------------- update rules
-# A rule updates a group of parameters that have the same options, such as group["lr"]. members has a
-# tuple for each parameter: p, its values; g, its gradient; and its optimizer state, tensors of the same
-# shape that the rule keeps from one update to the next. t is the number of the update, from 1. The rule
-# changes p and the state in place.
-
-
-def sgd(group: dict, members: list[tuple], t: int) -> None:
-    """m = momentum m + g + weight_decay p;  p -= lr m"""
-    for p, g, m in members:
-        m.mul_(group["momentum"])
-        m.add_(g)
-        m.add_(p, alpha=group["weight_decay"])
-        p.sub_(m, alpha=group["lr"])
-
-
-def adam(group: dict, members: list[tuple], t: int) -> None:
-    """Adam (Kingma, Ba 2015); with g' = g + weight_decay p:
-
-        m = beta1 m + (1 - beta1) g';  v = beta2 v + (1 - beta2) g'^2
-        p -= lr (m / (1 - beta1^t)) / (sqrt(v / (1 - beta2^t)) + 1e-8)
-
-    m is an exponential moving average of the gradients, v of their squares, so each step is about lr,
-    whatever the scale of the gradient. Both start at 0, and dividing by 1 - beta^t makes up for that.
-    AdamW: g' = g, and p -= lr weight_decay p comes first (Loshchilov, Hutter 2019)."""
-    lr = group["lr"]
-    beta1 = group["beta1"]
-    beta2 = group["beta2"]
-    correction1 = 1 - beta1**t
-    correction2 = 1 - beta2**t
-    for p, g, m, v in members:
-        if group["rule"] == "adamw":
-            p.mul_(1 - lr * group["weight_decay"])
-        else:
-            g = g.add(p, alpha=group["weight_decay"])
-        m.lerp_(g, 1 - beta1)  # m + (1 - beta1) (g - m)
-        v.mul_(beta2).addcmul_(g, g, value=1 - beta2)
-        root = v.sqrt().div_(math.sqrt(correction2))
-        root.add_(1e-8)
-        p.addcdiv_(m, root, value=-lr / correction1)  # p - lr / correction1 m / root
-
-
-def muon(group: dict, members: list[tuple], t: int) -> None:
-    """Momentum, orthogonalized (Jordan et al. 2024): for a matrix p with gradient g
-
-        m = momentum m + (1 - momentum) g;  u = momentum m + (1 - momentum) g
-        p -= lr weight_decay p;  p -= lr sqrt(max(1, rows / columns)) newton_schulz(u)
-
-    u is the momentum after one more step of g (Nesterov). newton_schulz(u) has the directions of u,
-    each with a size of about 1, however small its part in the gradient was. The square root makes a
-    tall matrix change its outputs as much as a square one does.
-
-    group["rows"]: p can be several matrices on top of each other, q, k and v; these are their rows.
-    All members of a group have the same shape, so that they are orthogonalized together."""
-    momentum = group["momentum"]
-    directions = []
-    for _, g, m in members:
-        m.lerp_(g, 1 - momentum)
-        directions.append(g.lerp(m, momentum))
-    u = torch.stack(directions)  # (n, rows, columns)
-    del directions  # as large as all these matrices
-    u = orthogonalize(u, group["rows"], group["dtype"])
-    tallness = max(1, group["rows"][0] / u.shape[2])
-    size = group["lr"] * math.sqrt(tallness)
-    for (p, _, _), update in zip(members, u, strict=True):
-        p.mul_(1 - group["lr"] * group["weight_decay"])
-        p.add_(update, alpha=-size)
-
-
-def orthogonalize(u: torch.Tensor, rows: tuple[int, ...], dtype: torch.dtype | None) -> torch.Tensor:
-    """newton_schulz() for each matrix in u (n, rows, columns). Several matrices can be on top of each
-    other, with rows[0], rows[1] ... rows."""
-    if len(set(rows)) == 1:  # all of one shape: in one batch, which is faster
-        matrices = u.reshape(-1, rows[0], u.shape[2])
-        return newton_schulz(matrices, dtype).view_as(u)
-    # k and v have fewer heads than q
-    parts = [newton_schulz(part, dtype) for part in u.split(rows, dim=1)]
-    return torch.cat(parts, dim=1)
-
-
-def newton_schulz(u: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tensor:
-    """About U V^T for each u = U S V^T (its singular value decomposition) of a batch (n, rows,
-    columns). Each of five iterations computes a x + b (x x^T) x + c (x x^T)^2 x. This leaves U and V
-    as they are, and makes each singular value s into a s + b s^3 + c s^5. In the end, each is about
-    0.7 to 1.2, unless it was tiny (coefficients by Jordan et al. 2024). The iterations are
-    matrix multiplications only, in dtype (None: the dtype of u)."""
-    a = 3.4445
-    b = -4.7750
-    c = 2.0315
-    tall = u.shape[1] > u.shape[2]
-    x = u.mT if tall else u  # x x^T is then the smaller square
-    norm = x.norm(dim=(1, 2), keepdim=True)  # at least the largest singular value
-    x = x / (norm + 1e-7)
-    x = x.to(dtype=dtype)
-    for _ in range(5):
-        square = x @ x.mT
-        square = torch.baddbmm(square, square, square, beta=b, alpha=c)  # b x x^T + c (x x^T)^2
-        x = torch.baddbmm(x, square, x, beta=a)
-    x = x.mT if tall else x
-    return x.to(u.dtype)
-
-
-RULES = {  # the function, and the tensors that it keeps for each parameter: its optimizer state
-    "sgd": (sgd, ("momentum",)),
-    "adam": (adam, ("first_moment", "second_moment")),
-    "adamw": (adam, ("first_moment", "second_moment")),
-    "muon": (muon, ("momentum",)),
-}
-
-
-class Optimizer:
-    """Updates the parameters of each group by the group's rule and options. The state starts as
-    zeros; its tensors have names such as "momentum.lm_head.weight"."""
-
-    def __init__(self, groups: list[dict]):
-        self.param_groups = groups
-        self.state = {}  # {name: tensor}
-        self.updates = 0
-        for group in groups:
-            _, kinds = RULES[group["rule"]]
-            group["members"] = []
-            for name, p in zip(group["names"], group["params"], strict=True):
-                state = [torch.zeros_like(p) for _ in kinds]
-                group["members"].append((p, state))
-                for kind, tensor in zip(kinds, state, strict=True):
-                    self.state[f"{kind}.{name}"] = tensor
-
-    @torch.no_grad()
-    def step(self) -> None:
-        self.updates += 1
-        for group in self.param_groups:
-            members = []
-            for p, state in group["members"]:
-                if p.grad is not None:  # the loss may not depend on a parameter
-                    members.append((p, p.grad, *state))
-            if members:
-                update, _ = RULES[group["rule"]]
-                update(group, members, self.updates)
-
-    def state_dict(self) -> dict:
-        return {**self.state, "updates": self.updates}
-
-    def load_state_dict(self, state: dict) -> None:
-        self.updates = state["updates"]
-        for name, tensor in self.state.items():
-            tensor.copy_(state[name])
-
-
-# ----------------------------------------------------------------------------- which rule for which parameter
-
-
-def make_optimizer(model: torch.nn.Module, config, dtype: torch.dtype | None = None) -> Optimizer:
-    """sgd, adam or adamw for all parameters; or muon for the matrices of the blocks, and adamw for
-    embeddings, output layer, norms and biases. Weight decay acts on matrices only. dtype: the
-    dtype of Muon's matrix multiplications."""
-    in_blocks = set()
-    if config.optimizer == "muon":
-        in_blocks = set(model.transformer.h.parameters())
-    groups = {}
-    for name, p in model.named_parameters():  # a tied matrix is there once
-        if not p.requires_grad:
-            continue
-        if p in in_blocks and p.dim() == 2:
-            rows = rows_of_matrices(name, p, model.config)
-            key = (p.shape, rows)  # matrices of one shape are orthogonalized together
-            group = groups.setdefault(key, muon_group(config, rows, dtype))
-        elif p.dim() >= 2:
-            group = groups.setdefault("matrices", plain_group(config, config.weight_decay))
-        else:
-            group = groups.setdefault("vectors", plain_group(config, 0.0))
-        group["names"].append(name)
-        group["params"].append(p)
-    return Optimizer(list(groups.values()))
-
-
-def rows_of_matrices(name: str, p: torch.Tensor, model_config) -> tuple[int, ...]:
-    """The number of rows of each matrix in a weight: c_attn has q, k and v on top of each other."""
-    if not name.endswith("attn.c_attn.weight"):
-        return (len(p),)
-    kv = model_config.head_dim * model_config.n_kv_head
-    return (model_config.n_embd, kv, kv)
-
-
-def muon_group(config, rows: tuple[int, ...], dtype: torch.dtype | None) -> dict:
-    group = new_group("muon", config.muon_learning_rate, config.weight_decay)
-    group["momentum"] = config.momentum
-    group["rows"] = rows
-    group["dtype"] = dtype
-    return group
-
-
-def plain_group(config, weight_decay: float) -> dict:
-    rule = "adamw" if config.optimizer == "muon" else config.optimizer
-    group = new_group(rule, config.learning_rate, weight_decay)
-    group["momentum"] = config.momentum
-    group["beta1"] = config.beta1
-    group["beta2"] = config.beta2
-    return group
-
-
-def new_group(rule: str, lr: float, weight_decay: float) -> dict:
-    return {"rule": rule, "lr": lr, "weight_decay": weight_decay, "names": [], "params": []}
-
-
-# ----------------------------------------------------------------------------- learning rate
-
-
-def set_lr(optimizer, fraction: float) -> None:
-    """Set the learning rate of each group to a fraction of its peak, the learning rate at the first
-    call. For any optimizer with param_groups, such as torch.optim.AdamW."""
-    for group in optimizer.param_groups:
-        peak = group.setdefault("peak_lr", group["lr"])
-        group["lr"] = fraction * peak
-
-
-def lr_fraction(step: int, config) -> float:
-    """The learning rate at `step` (from 1), as a fraction of its peak: linear warmup, then by
-    schedule
-
-        constant       1
-        linear         from 1 in a straight line; it would reach min_lr one step after the last
-        cosine         from 1 to the same point on half a wave of a cosine (Loshchilov, Hutter 2017)
-        inverse_sqrt   sqrt(warmup_iters / step) (Vaswani et al. 2017)
-        step           1, then a tenth in the last fifth of the steps
-        wsd            1, then linear in the last fifth: warmup, stable, decay (Hu et al. 2024)"""
-    floor = config.min_lr / config.learning_rate if config.learning_rate > 0 else 0.0
-    start = config.warmup_iters
-    end = config.max_iters + 1
-    last_fifth = 0.8 * end
-    if step < start:
-        return step / start
-    if config.schedule == "constant":
-        return 1.0
-    if config.schedule == "step":
-        return 1.0 if step < last_fifth else max(floor, 0.1)
-    if config.schedule == "inverse_sqrt":
-        return max(floor, math.sqrt(max(start, 1) / step))
-    if config.schedule == "wsd":
-        start = max(start, last_fifth)
-    length = max(end - start, 1)
-    done = max(step - start, 0) / length  # from 0 at the start to 1 at the end
-    done = min(done, 1.0)
-    remaining = 1 - done
-    if config.schedule == "cosine":
-        remaining = (1 + math.cos(math.pi * done)) / 2
-    return floor + (1 - floor) * remaining
-
-
-# ----------------------------------------------------------------------------- all options
+SCHEDULES = ("constant", "inverse_sqrt", "step", "wsd", "cosine", "linear")
 
 
 @dataclass
-class Recipe:
-    """How to train, for make_optimizer(), lr_fraction() and fit()."""
+class Options:
+    steps: int = 100  # number of updates
+    learning_rate: float = 1.0  # peak learning rate of all rules
+    warmup: int = 5  # steps in which the learning rate rises to its peak
+    condition: float = 1000.0  # how many times as steep as the flattest direction the steepest is
+    plot: bool = False  # draw the losses with the linear schedule: optim.png
+    seed: int = 1337  # random seed of the bowl
 
-    max_iters: int
-    learning_rate: float
-    muon_learning_rate: float = 0.0
-    optimizer: str = "adamw"
-    schedule: str = "linear"
-    warmup_iters: int = 20
-    min_lr: float = 0.0
-    weight_decay: float = 0.0
-    momentum: float = 0.95
-    beta1: float = 0.9
-    beta2: float = 0.95
-    grad_clip: float = 1.0
+    def __post_init__(self):
+        check_positive(self, "steps", "condition")
 
 
-# ----------------------------------------------------------------------------- the loop
-# batch_loss() draws a batch, and returns its loss. train.py has a loop of its own, and so have the lessons in which the
-# loop is the subject.
+# A rule changes in place the parameters p, by their gradient g, and its averages m and v, zeros before update t = 1.
 
 
-def fit(
-    model: torch.nn.Module,
-    batch_loss: Callable,
-    recipe: Recipe,
-    note: Callable = lambda: "",
-    lines: int = 10,
-    measure: Callable | None = None,
-    at: Collection[int] = (),
-) -> float:
-    """Train a model. Each step lowers batch_loss(). Parameters that are frozen stay as they are.
+def sgd(p, g, m, v, t, lr, momentum=0.0, weight_decay=0.0):
+    """m = momentum m + g + weight_decay p;  p = p - lr m"""
+    m.mul_(momentum)
+    m.add_(g + weight_decay * p)
+    p.sub_(lr * m)
 
-    Prints about `lines` lines: the mean loss and the largest gradient norm since the line before, the
-    text of note(), called in evaluation mode, and the time left. measure(step) is called, also in
-    evaluation mode, after each step of `at`, where 0 is before the first one. Returns the seconds of
-    the steps alone. Raises UserError if the loss is NaN or infinite."""
-    steps = recipe.max_iters
-    optimizer = make_optimizer(model, recipe)
-    trained = [p for p in model.parameters() if p.requires_grad]
-    interval = math.ceil(steps / lines) if lines else steps
-    losses = []  # since the last line, as are the norms; both stay on the device
-    norms = []
-    seconds = 0.0
-    if 0 in at:
-        model.eval()
-        measure(0)
-    model.train()
-    for step in range(1, steps + 1):
-        began = time.perf_counter()
-        set_lr(optimizer, lr_fraction(step, recipe))
-        loss = batch_loss()
-        loss.backward()
-        norm = torch.nn.utils.clip_grad_norm_(trained, recipe.grad_clip or math.inf)
+
+def adamw(p, g, m, v, t, lr, betas=(0.9, 0.999), weight_decay=0.01):
+    """AdamW (Loshchilov, Hutter 2019):
+
+        p = p - lr weight_decay p
+        m = beta1 m + (1 - beta1) g;  v = beta2 v + (1 - beta2) g^2
+        p = p - lr (m / (1 - beta1^t)) / (sqrt(v / (1 - beta2^t)) + 1e-8)
+
+    Each step is about lr, whatever the scale of g. Dividing by 1 - beta^t makes up for averages that start at 0."""
+    beta1, beta2 = betas
+    p.mul_(1 - lr * weight_decay)
+    m.lerp_(g, 1 - beta1)  # m + (1 - beta1) (g - m)
+    v.lerp_(g * g, 1 - beta2)
+    root = (v / (1 - beta2**t)).sqrt() + 1e-8
+    p.sub_(lr / (1 - beta1**t) * m / root)
+
+
+def adam(p, g, m, v, t, lr, betas=(0.9, 0.999), weight_decay=0.0):
+    """Adam (Kingma, Ba 2015): weight decay is a part of the gradient (L2), so it is divided by the root, too."""
+    adamw(p, g + weight_decay * p, m, v, t, lr, betas, weight_decay=0.0)
+
+
+def muon(p, g, m, v, t, lr, momentum=0.95, weight_decay=0.1):
+    """Muon, orthogonalized momentum (Jordan et al. 2024), for a matrix p:
+
+        m = momentum m + (1 - momentum) g;  u = momentum m + (1 - momentum) g
+        p = p - lr weight_decay p - lr sqrt(max(1, rows / columns)) newton_schulz(u)
+
+    u is m after one more step of the same g (Nesterov). The square root is for tall matrices."""
+    m.lerp_(g, 1 - momentum)
+    u = g.lerp(m, momentum)
+    size = lr * math.sqrt(max(1, len(p) / len(p.T)))
+    p.mul_(1 - lr * weight_decay)
+    p.sub_(size * newton_schulz(u))
+
+
+def newton_schulz(u):
+    """Return about U V^T for a matrix u = U S V^T (its singular value decomposition). Each iteration keeps U and V, and
+    makes a singular value s into 3.4445 s - 4.7750 s^3 + 2.0315 s^5: at last 0.7 to 1.2, unless it was tiny."""
+    x = u / (u.norm() + 1e-7)  # the norm is at least the largest singular value
+    for _ in range(5):
+        square = x @ x.mT
+        x = 3.4445 * x + (-4.7750 * square + 2.0315 * square @ square) @ x
+    return x
+
+
+def lr_fraction(step, schedule, steps, warmup):
+    """Return the learning rate at `step`, from 1 to steps, as a fraction of its peak. It rises for `warmup` steps. Then
+    it stays at 1 (constant), or is by schedule
+
+        linear         from 1 in a straight line; it would reach 0 one step after the last
+        cosine         from 1 to the same point on half a wave of a cosine (Loshchilov, Hutter 2017)
+        inverse_sqrt   sqrt(warmup / step) (Vaswani et al. 2017)
+        step           1, then a tenth in the last fifth of the steps
+        wsd            1, then linear in the last fifth: warmup, stable, decay (Hu et al. 2024)"""
+    if step < warmup:
+        return step / warmup
+    if schedule == "constant":
+        return 1.0
+    if schedule == "inverse_sqrt":
+        return math.sqrt(max(warmup, 1) / step)
+    end = steps + 1
+    if schedule == "step":
+        return 1.0 if step < 0.8 * end else 0.1
+    start = max(warmup, 0.8 * end) if schedule == "wsd" else warmup
+    remaining = min((end - step) / (end - start), 1.0)  # falls from 1 to nearly 0
+    if schedule == "cosine":
+        return (1 - math.cos(math.pi * remaining)) / 2
+    return remaining
+
+
+def make_bowl(condition):
+    """The minimum (8, 16) of a bowl, and its curvature H (16, 16), which is 1 to 1 / condition along random axes."""
+    minimum = torch.randn(8, 16)
+    axes, _ = torch.linalg.qr(torch.randn(16, 16))
+    curvatures = torch.logspace(0, -math.log10(condition), 16)
+    return minimum, axes * curvatures @ axes.T
+
+
+def descend(rule, torch_class, schedule, bowl, options, more):
+    """Minimize 1/2 sum of d H d^T over the rows d of p - minimum, from p = 0. Returns the loss after each step, and the
+    largest difference from the parameters of torch's optimizer, which gets the same gradients."""
+    minimum, H = bowl
+    p, m, v, theirs = torch.zeros(4, *minimum.shape)
+    optimizer = torch_class([theirs], **more)
+    losses = []
+    difference = 0.0
+    for t in range(1, options.steps + 1):
+        lr = options.learning_rate * lr_fraction(t, schedule, options.steps, options.warmup)
+        g = (p - minimum) @ H
+        rule(p, g, m, v, t, lr, **more)
+        theirs.grad = g
+        optimizer.param_groups[0]["lr"] = lr
         optimizer.step()
-        model.zero_grad(set_to_none=True)
-        losses.append(loss.detach())
-        norms.append(norm)
-        report_now = step % interval == 0 or step == steps
-        if report_now:
-            mean_loss = torch.stack(losses).mean().item()  # waits for the device
-            largest_norm = torch.stack(norms).max().item()
-            losses.clear()
-            norms.clear()
-            if not math.isfinite(mean_loss):
-                raise UserError(f"training diverged: loss {mean_loss} by step {step}; use a lower learning rate")
-        seconds += time.perf_counter() - began
-        if report_now and lines:
-            model.eval()
-            width = len(str(steps))
-            figures = f"train loss {mean_loss:.4f}  grad norm up to {largest_norm:.2f}"
-            seconds_left = seconds / step * (steps - step)
-            print(f"step {step:>{width}}/{steps}  {figures}  {note()}  eta {seconds_left:.0f} s", flush=True)
-            model.train()
-        if step in at:
-            model.eval()
-            measure(step)
-            model.train()
-    model.eval()
-    return seconds
+        d = p - minimum
+        losses.append((d @ H * d).sum().item() / 2)
+        difference = max(difference, (p - theirs).abs().max().item())
+    return losses, difference
+
+
+def compare(name, rule, torch_class, bowl, options, **more):
+    """Print a row of the table: the losses after the last step, by schedule. Returns the last of them."""
+    differences = []
+    print(f"{name:9}", end="")
+    for schedule in SCHEDULES:
+        losses, difference = descend(rule, torch_class, schedule, bowl, options, more)
+        differences.append(difference)
+        print(f"{losses[-1]:13.5f}", end="")
+    print(f"{max(differences):14.1e}")
+    if options.plot:
+        draw(name, losses)
+    return losses[-1]
+
+
+def draw(name, losses):
+    import matplotlib.pyplot as plt  # here, because it is optional
+
+    plt.semilogy(losses, label=name)
+    plt.title("loss by step, linear schedule")
+    plt.legend()
+    plt.savefig("optim.png")
+
+
+def main():
+    options = parse(Options, __doc__)
+    torch.manual_seed(options.seed)
+    bowl = make_bowl(options.condition)
+    print("rule     ", *[f"{name:>12}" for name in SCHEDULES], "  difference")
+    compare("SGD", sgd, torch.optim.SGD, bowl, options)
+    compare("momentum", sgd, torch.optim.SGD, bowl, options, momentum=0.9)
+    compare("Adam", adam, torch.optim.Adam, bowl, options, weight_decay=0.001)
+    compare("AdamW", adamw, torch.optim.AdamW, bowl, options, weight_decay=0.001)
+    loss = compare("Muon", muon, torch.optim.Muon, bowl, options, weight_decay=0.0)
+    print(f"result: rule=Muon schedule=linear loss={loss:.5f}")
+
+
+if __name__ == "__main__":
+    run(main)

@@ -1,156 +1,188 @@
-"""Part 3, continued: how does attention know where its tokens are? Five ways to tell it.
+"""Position encodings: how does attention know where its tokens are? And what if a text is longer than in training?
 
-    python lessons/positions.py           # seconds
-    python lessons/positions.py --plot    # and a plot of the sinusoids
+    python lessons/positions.py           # six encodings on Python code, about 100 seconds
+    python lessons/positions.py --plot    # and a plot, positions.png: the loss at each position
 
-Read attention.py before, model.py after. A score depends on two tokens, wherever they are, so the order of the past
-changes nothing in one layer. Here a head with random weights gets its positions: as vectors that are added to the
-tokens, as rotations of queries and keys, or as a term in its scores.
+A score q k^T depends on two tokens, wherever they are. So without an encoding, a layer of attention sees the past as a
+set. (Its mask still tells how large the set is.)
 
-Shapes: T tokens of C channels; a head has d channels.
+learned      adds a vector to each token, one for each position, as in GPT-2 (after the first 64, they stay random)
+sinusoidal   adds sines and cosines of angles that grow with the position (Vaswani et al. 2017)
+RoPE         rotates queries and keys by such angles, so that their product depends on the distance (Su et al. 2021)
+ALiBi        subtracts from each score a multiple of the distance, another in each head (Press et al. 2022)
+T5           adds to each score a learned number for its distance; far distances share one (Raffel et al. 2020)
+
+Models are trained on windows of T = 64 tokens, and evaluated on windows of 4 T. Later tokens change no earlier output,
+so one window has all lengths: the table has the mean loss of its first 64 tokens, of the second 64, and so on.
 """
 
 import sys
-
-if __name__ == "__main__":
-    sys.path.insert(0, ".")  # lessons start in the root, and import its files
-
-import math
-import time
-from dataclasses import dataclass
 from pathlib import Path
 
-import torch
+sys.path.insert(1, str(Path(__file__).parents[1]))  # the files of the root
 
-try:
-    from attention import causal_softmax
-    from common import run
-    from lessons import kit
-    from model import rope_angles, rotate
-except ModuleNotFoundError as error:
-    print(f"error: {error}; in the folder of train.py, type: python lessons/positions.py", file=sys.stderr)
-    sys.exit(2)
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+from torch.nn.utils import clip_grad_norm_
+
+from common import UserError, parse, run
+from model import GPT, CausalSelfAttention, GPTConfig, rope_angles
+from prepare_data import load
+
+T = 64  # tokens in a window of training
+LONGEST = 4 * T  # tokens in a window of evaluation
 
 
 @dataclass
 class Options:
-    plot: bool = False  # draw out/positions/positions.png
+    dataset: str = "python"  # a long text: python, shakespeare, or another folder in data/
+    max_iters: int = 800  # training steps per model
+    plot: bool = False  # draw the loss at each position: positions.png
     seed: int = 1337  # random seed
 
 
+# ----------------------------------------------------------------------------- through the hooks embed() and attend()
+
+
 def sinusoid_table(T, channels):
-    """sin and cos of each angle of rope_angles(), interleaved, (T, channels). Row t is added to the embedding at
-    position t. Row t + k is row t with each pair rotated by an angle that depends on k alone, so a matrix can find "k
-    tokens back" at every position."""
+    """sin and cos of each angle of rope_angles(), interleaved, (T, channels), float64. Row t + k is row t with each
+    pair rotated by an angle that depends on k alone, so a matrix can find "k tokens back" at every position."""
     angles = rope_angles(T, channels)  # (T, channels / 2)
     pairs = torch.stack((angles.sin(), angles.cos()), dim=-1)  # (T, channels / 2, 2)
-    return pairs.flatten(1).to(torch.get_default_dtype())
+    return pairs.flatten(1)
 
 
-class PositionedHead:
-    """A head with random weights, and five ways to tell it where its tokens are. A model would learn Wq, Wk, the
-    vectors and the scalars.
-
-    learned     add a vector to each token, one for each position, as in GPT-2
-    sinusoidal  add sines and cosines of angles that grow with the position, as in the first Transformer (Vaswani et
-                al. 2017): a vector for any position, without training
-    RoPE        turn queries and keys by such angles (Su et al. 2021). The product of two turned vectors depends on the
-                difference of their angles, and so on the distance of the tokens
-    ALiBi       subtract from each score a multiple of the distance (Press et al. 2022); each head has its own factor
-    T5          add to each score a number for its distance (Raffel et al. 2020; there, far distances share a number)
-
-    The formulas of RoPE are in model.py: rope_angles() and rotate(). Sinusoids have the same angles."""
-
-    def __init__(self):
-        self.Wq = torch.randn(32, 8) / math.sqrt(32)
-        self.Wk = torch.randn(32, 8) / math.sqrt(32)
-        self.vectors = torch.randn(20, 32)  # one for each of 20 positions
-        self.scalars = torch.randn(20)  # one for each distance from 0 to 19
-
-    def scores(self, encoding, x, position):
-        """Return the scores (T, T) of tokens x (T, C) at positions (T,)."""
-        if encoding == "learned":
-            x = x + self.vectors[position]
-        if encoding == "sinusoidal":
-            x = x + sinusoid_table(20, 32)[position]
-        q = x @ self.Wq  # (T, d)
-        k = x @ self.Wk
-        if encoding == "RoPE":
-            angles = rope_angles(20, 8)[position]  # (T, d / 2)
-            cos = angles.cos()
-            sin = angles.sin()
-            q = rotate(q, cos, sin)
-            k = rotate(k, cos, sin)
-        scores = q @ k.T / math.sqrt(q.shape[1])
-        distance = position[:, None] - position  # (T, T): from query t back to key s
-        if encoding == "ALiBi":
-            scores = scores - distance / 2  # 1/2 is the factor of this head
-        if encoding == "T5":
-            past = distance.clamp(min=0)  # the future is masked later
-            scores = scores + self.scalars[past]
-        return scores
-
-    def last_output(self, encoding, x, position):
-        """Return the output of the last token, (C,). The values are the tokens themselves."""
-        scores = self.scores(encoding, x, position)
-        out = causal_softmax(scores) @ x
-        return out[-1]
+class Sinusoidal(GPT):
+    def embed(self, idx, start=0):  # (B, S) -> (B, T, C), from position start on
+        x = super().embed(idx, start)
+        table = sinusoid_table(idx.shape[1], self.config.n_embd)  # (S, C)
+        return x + table[start:].to(x)
 
 
-def positions():
-    """Positions: permute the first five of six tokens, or put all of them ten positions later"""
-    x = torch.randn(6, 32)
-    head = PositionedHead()
-    position = torch.arange(6)
-    permuted = x[[3, 0, 4, 1, 2, 5]]
-    kit.print_row("encoding", ["the last output moves by", "the scores move by"], width=26)
-    for encoding in ("none", "learned", "sinusoidal", "RoPE", "ALiBi", "T5"):
-        out = head.last_output(encoding, x, position)
-        out_permuted = head.last_output(encoding, permuted, position)
-        moved = (out_permuted - out).abs().max()
-        scores = head.scores(encoding, x, position)
-        scores_later = head.scores(encoding, x, position + 10)
-        shift = (scores_later - scores).tril()  # only the past, because the future is masked
-        shift = shift.abs().max()
-        kit.print_row(encoding, [f"{moved:.2f}", f"{shift:.2f}"], width=26)
-    print("Without an encoding, the order of the past changes nothing in one layer. RoPE, ALiBi and T5 see distances.")
+class BiasedAttention(CausalSelfAttention):
+    """Attention that adds a number to each score, bias(distance): how far is the query behind the key?"""
+
+    def attend(self, q, k, v):  # q (B, nh, T, hd) of the last T tokens, k and v (B, nh, S, hd)
+        position = torch.arange(k.shape[2], device=q.device)  # (S,)
+        new = position[-q.shape[2] :]  # (T,)
+        distance = new[:, None] - position  # (T, S)
+        future = distance < 0
+        bias = self.bias(distance.clamp(min=0))  # (nh, T, S)
+        scores = q @ k.mT  # (B, nh, T, S)
+        scores = scores / math.sqrt(self.config.head_dim) + bias
+        scores = scores.masked_fill(future, -math.inf)
+        wei = scores.softmax(dim=-1)
+        return self.attn_dropout(wei) @ v
 
 
-# ----------------------------------------------------------------------------- the script
+class ALiBiAttention(BiasedAttention):
+    def bias(self, distance):
+        nh = self.config.n_head
+        slopes = torch.logspace(-8 / nh, -8, nh, base=2, device=distance.device)  # for 8 heads: 1/2, 1/4 ... 1/256
+        return -slopes[:, None, None] * distance
 
 
-def draw(path: Path) -> None:
-    """Draw the sinusoids of 64 positions, and their dot products."""
-    from matplotlib.figure import Figure  # here: matplotlib is optional
+class T5Attention(BiasedAttention):
+    def __init__(self, config):
+        super().__init__(config)
+        self.numbers = nn.Embedding(16, config.n_head)
 
-    waves = sinusoid_table(64, 64)
-    products = waves @ waves.T
-    figure = Figure((10, 5.4), dpi=80, layout="constrained")
-    left, right = figure.subplots(1, 2)
-    left.imshow(waves.numpy(), cmap="RdBu")
-    left.set_title("sinusoids: red -1, white 0, blue 1")
-    left.set_xlabel("channel: sine, cosine, sine, cosine ...")
-    left.set_ylabel("position")
-    right.imshow(products.numpy(), cmap="Blues")
-    right.set_title("dot products: near positions have similar vectors")
-    right.set_xlabel("position")
-    right.set_ylabel("position")
-    kit.save_plot(figure, path)
+    def bias(self, distance):
+        bucket = t5_bucket(distance, 16, T // 2)  # training knows the last bucket, too
+        return self.numbers(bucket).permute(2, 0, 1)
 
 
-def main() -> None:
-    options = kit.parse(Options, __doc__)
-    began = time.perf_counter()
-    torch.set_num_threads(1)  # for tensors this small, two threads take longer than one
-    print(f"\n{positions.__doc__}")
-    torch.manual_seed(options.seed)
-    positions()
+def t5_bucket(distance, n=32, farthest=128):
+    """Which of n numbers a distance of 0 or more has: n / 2 distances have their own, longer ones share the others in
+    ranges that grow. From about `farthest` on, all share the last. (T5 itself was trained on 512 tokens.)"""
+    half = n // 2
+    ratio = distance.clamp(min=1) / half
+    growth = ratio.log() / math.log(farthest / half)  # 0 at half, 1 at farthest
+    shared = half + (growth * half).long()
+    shared = shared.clamp(max=n - 1)
+    return torch.where(distance < half, distance, shared)
+
+
+# ----------------------------------------------------------------------------- the experiment
+
+
+def make_model(name, vocab_size):
+    position = name if name in ("learned", "rope") else "none"  # model.py has these two
+    config = GPTConfig(vocab_size, LONGEST, n_layer=2, n_embd=64, position=position)
+    model = Sinusoidal(config) if name == "sinusoidal" else GPT(config)
+    attention = {"alibi": ALiBiAttention, "t5": T5Attention}.get(name, CausalSelfAttention)
+    for block in model.transformer.h:
+        block.attn = attention(config)
+    model.init_weights()
+    return model
+
+
+def train(model, tokens, options):
+    windows = tokens.unfold(0, T + 1, 1)  # (n, T + 1): all windows of the text
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01, weight_decay=0.0)
+    schedule = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.0, options.max_iters)  # falls to 0
+    for _ in range(options.max_iters):
+        ix = torch.randint(len(windows), (16,))
+        batch = windows[ix]
+        _, loss = model(batch[:, :-1], batch[:, 1:])
+        optimizer.zero_grad()
+        loss.backward()
+        clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        schedule.step()
+
+
+@torch.no_grad()
+def loss_by_position(model, tokens):
+    """The loss at each position, (LONGEST,), the mean over windows in the first 30,000 tokens. One starts every T
+    tokens, so that each token is a target in the first T positions of a window, in the second T of another ..."""
+    windows = tokens[:30_000].unfold(0, LONGEST + 1, T)
+    losses = []
+    for batch in windows.split(16):
+        logits, _ = model(batch[:, :-1])
+        losses.append(F.cross_entropy(logits.mT, batch[:, 1:], reduction="none"))
+    return torch.cat(losses).mean(dim=0)
+
+
+def draw(curves):
+    import matplotlib.pyplot as plt  # here, because it is optional
+
+    for name, losses in curves.items():
+        means = losses.view(-1, 8).mean(dim=1)  # over 8 positions
+        plt.plot(range(4, LONGEST, 8), means, label=name)
+    plt.axvline(T, color="gray")  # here the windows of training end
+    plt.xlabel("position")
+    plt.ylabel("loss, nats per token")
+    plt.legend()
+    plt.savefig("positions.png")
+
+
+def main():
+    options = parse(Options, __doc__)
+    data = load(options.dataset)
+    train_data = torch.from_numpy(data.splits["train"].astype("int64"))
+    val_data = torch.from_numpy(data.splits["val"].astype("int64"))
+    if len(val_data) <= LONGEST:
+        raise UserError("the text is too short; use a longer one")
+    print("validation loss    as in training   second T tokens     third T    fourth T")
+    curves = {}
+    for name in ("none", "learned", "sinusoidal", "rope", "alibi", "t5"):
+        torch.manual_seed(options.seed)
+        model = make_model(name, data.tokenizer.vocab_size)
+        torch.manual_seed(options.seed)  # the same batches for all
+        train(model, train_data, options)
+        losses = loss_by_position(model.eval(), val_data)
+        curves[name] = losses
+        means = losses.view(-1, T).mean(dim=1)  # (4,)
+        cells = [f"{mean:14.4f}" for mean in means]
+        print(f"{name:15}", *cells)
     if options.plot:
-        path = Path("out", "positions", "positions.png")
-        draw(path)
-        print(f"\n{path}: the sinusoids, and their dot products")
-    seconds = time.perf_counter() - began
-    kit.print_result("positions", seconds=seconds)
+        draw(curves)
+    print(f"result: model={name} dataset={data.name} val={means[0]:.4f}")
 
 
 if __name__ == "__main__":

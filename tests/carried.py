@@ -26,7 +26,7 @@ OPTIONS = {
     "ngram.py": [WORDS, "--n=2"],
     "mlp.py": [WORDS, "--steps=100"],
     "attention.py": [WORDS, "--steps=2"],
-    "lessons/rnn.py": ["--max_iters=20", "--num_samples=2"],
+    "lessons/rnn.py": ["--max_iters=20"],
 }
 
 

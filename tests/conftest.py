@@ -21,7 +21,7 @@ import torch
 
 import common
 import prepare_data
-from lessons import kit
+import train
 
 torch.set_num_threads(1)  # the tests' tensors are too small to share out
 # The tests mean the CPU: on a GPU, --device=auto would take that one. start() sees to other processes.
@@ -229,10 +229,13 @@ def result(out: str) -> dict[str, str]:
 
 
 def loss_of(model_, dataset, split: str, n_tokens: int = 0, batch_size: int = 8) -> float:
-    """The mean loss over a split, in windows that never span two documents."""
-    tokens = dataset.splits[split]
-    spans = kit.evaluation_windows(tokens, dataset.separator, model_.config.block_size, n_tokens)
-    return kit.mean_loss(model_, lambda x, y: model_(x, y)[1], tokens, spans, batch_size)
+    """The mean loss over a split, in windows that never span two documents. n_tokens: on so many tokens; 0: on all."""
+    n_tokens = n_tokens or len(dataset.splits[split])
+    config = SimpleNamespace(block_size=model_.config.block_size, batch_size=batch_size, eval_tokens=n_tokens)
+    training = model_.training
+    loss = train.evaluate(model_, dataset, split, config, contextlib.nullcontext())
+    model_.train(training)
+    return loss
 
 
 class Malicious:
@@ -240,14 +243,6 @@ class Malicious:
 
     def __reduce__(self):
         return os.mkdir, ("harmed",)
-
-
-@pytest.fixture
-def figures(monkeypatch):
-    """The plots that a test draws: a list of (figure, path)."""
-    drawn, save = [], kit.save_plot
-    monkeypatch.setattr(kit, "save_plot", lambda figure, path: (drawn.append((figure, path)), save(figure, path)))
-    return drawn
 
 
 @pytest.fixture

@@ -1,10 +1,7 @@
+"""The masked loss, LoRA, adapters and soft prompts, two kinds of measure, and what the three stages do."""
+
 import copy
-import functools
-import itertools
 import random
-import re
-import shutil
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -13,425 +10,301 @@ import torch
 from conftest import result
 from torch import nn
 
-import prepare_data
-from common import CharTokenizer, load, load_checkpoint, load_model
+import sample
+from common import load, load_checkpoint
 from lessons import finetune
 from lessons.finetune import (
-    BASE,
-    INSTRUCTED,
-    TASKS,
+    TOKENIZER,
+    Adapter,
+    LoRALinear,
     Options,
-    Texts,
+    adapt,
     encode,
-    exact_match,
     instruction,
     make_batch,
-    one_per_word,
+    merge,
+    scores,
 )
-from lessons.optim import Recipe
-from lessons.peft import attach
+from lessons.gpt2 import GPT2_OPTIONS
 from model import GPT, GPTConfig
 
 WORDS = ["stack", "heap", "queue", "lecture", "abs", "noon", "print", "import"]
-CHAR = CharTokenizer(sorted(finetune.CHARACTERS))
-CPU = torch.autocast("cpu", torch.float32, enabled=False)
-TINY = {"n_layer": 1, "n_head": 2, "n_embd": 16}
-FEW = "--num_examples=30"
-LORA = Path("out/finetune/lora.pt")
+SIZES = {"vocab_size": 39, "block_size": 32, "n_layer": 2, "n_head": 4, "n_embd": 32, "zero_init": False}
+KINDS = {
+    "modern": SIZES,
+    "gpt2": SIZES | GPT2_OPTIONS,
+    "grouped": SIZES | {"n_kv_head": 2, "activation": "swiglu", "norm": "rmsnorm"},
+}
+METHODS = ("lora", "adapter", "prompt")
 
 
-def make_small(patch: pytest.MonkeyPatch) -> None:
-    """A few words, a model of a few thousand parameters, a few steps in each stage, and short answers."""
-    rng = random.Random(0)
-    words = {"".join(rng.choices("abcdeinorst", k=rng.randint(2, 9))) for _ in range(130)}
-    Path("toy.txt").write_text("\n".join(sorted(words)))
-    prepare_data.prepare("toy.txt", documents="lines")
-    patch.setattr(finetune, "load", lambda name: load("toy" if name == "names" else name))
-    patch.setattr(finetune, "GPTConfig", functools.partial(GPTConfig, **TINY))
-    for name in ("PRETRAINING", "INSTRUCTION_TUNING"):
-        patch.setattr(finetune, name, Recipe(6, 0.01, 0.03, optimizer="muon"))
-    for name, n in {"NEW_TASK_STEPS": 4, "BATCH_SIZE": 16, "LONGEST": 4}.items():
-        patch.setattr(finetune, name, n)
-    patch.setattr(finetune, "pick_device", lambda *_: (torch.device("cpu"), CPU))
+@pytest.fixture(autouse=True)
+def seed():
+    random.seed(0)
 
 
-def note_stages(patch: pytest.MonkeyPatch) -> list:
-    """The arguments of train_on(): (draw, trained parameters, learning rate, l2, weights at the start)."""
-    calls, train_on = [], finetune.train_on
-
-    def noted(model, draw, recipe, *more):
-        l2 = more[3] if len(more) > 3 else 0.0
-        trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
-        calls.append((draw, trained, recipe.learning_rate, l2, model.lm_head.weight.detach().clone()))
-        return train_on(model, draw, recipe, *more)
-
-    patch.setattr(finetune, "train_on", noted)
-    return calls
+@pytest.fixture(params=KINDS)
+def model(request) -> GPT:
+    return GPT(GPTConfig(**KINDS[request.param])).eval()
 
 
-@pytest.fixture(scope="module")
-def all_methods(tmp_path_factory) -> tuple[Path, list]:
-    """A folder in which all methods were compared, with out.txt, the output; and the arguments of train_on()."""
-    folder = tmp_path_factory.mktemp("finetune")
-    with pytest.MonkeyPatch.context() as patch, open(folder / "out.txt", "w", encoding="utf-8") as out:
-        patch.chdir(folder)
-        make_small(patch)
-        stages = note_stages(patch)
-        patch.setattr(sys, "argv", ["lessons/finetune.py", "--method=all", FEW])
-        patch.setattr(sys, "stdout", out)
-        finetune.main()
-    return folder, stages
+def tokens(B: int = 3, T: int = 11, seed: int = 0) -> torch.Tensor:
+    return torch.randint(39, (B, T), generator=torch.Generator().manual_seed(seed))
 
 
-@pytest.fixture
-def stages(all_methods) -> list:
-    """Those arguments, beside a copy of all files."""
-    folder, stages = all_methods
-    shutil.copytree(folder, ".", dirs_exist_ok=True)
-    return stages
+def stir(model: GPT) -> GPT:
+    """Give all parameters that are trained random values, as if after training."""
+    for p in model.parameters():
+        if p.requires_grad:
+            p.data = 0.3 * torch.randn(p.shape)
+    return model
 
 
-@pytest.fixture
-def small(monkeypatch):
-    make_small(monkeypatch)
-
-
-def done(call, *options: str) -> str:
-    status, out, err = call(finetune, FEW, *options)
-    assert status == 0, err
-    return out
-
-
-def texts_of(*tasks: str, **more) -> Texts:
-    rng = random.Random(0)
-    words = ["".join(rng.choices("abcdeinorst", k=rng.randint(3, 8))) for _ in range(400)]
-    splits = {"train": words[:300], "val": words[300:340], "test": words[340:]}
-    return Texts(splits, CHAR, tasks, **{"mask": True} | more)
-
-
-def tiny_gpt(**more) -> GPT:
-    torch.manual_seed(0)
-    return GPT(GPTConfig(vocab_size=CHAR.vocab_size, block_size=64, **TINY | more)).eval()
-
-
-# ----------------------------------------------------------------------------- as a user runs it
-
-
-def test_all_methods_are_compared_from_the_same_model(stages):
-    out = Path("out.txt").read_text(encoding="utf-8")
-    rows = [row.split("  ")[0] for row in out.split("in nats per token\n")[1].splitlines()]
-    assert rows[1 : 3 + len(finetune.VARIANTS)] == ["base", "instructed", *finetune.VARIANTS]
-    lora, n = 8 * (16 + 16) * 2, load_model(BASE)[0].num_params()
-    assert [row[1:4] for row in stages[2:]] == [
-        (n, 0.0005, 0.0), (n, 0.000125, 0.0), (n, 0.0005, 0.003), (n, 0.001, 0.0),
-        (lora, 0.0025, 0.0), (2304, 0.001, 0.0), (lora, 0.01, 0.0),
-        (2 * 2 * 16 * 8, 0.01, 0.0), (2 * 8 * 16, 0.2, 0.0), (2 * 32 * 16, 0.1, 0.0),
-        (20 * 16, 1, 0.0), (n, 0.01, 0.0),
-    ]  # fmt: skip
-    same = [torch.equal(start, load_model(INSTRUCTED)[0].lm_head.weight) for *_, start in stages[2:]]
-    assert same == [name != "scratch" for name in finetune.VARIANTS]
-    assert list(result(out)) == ["model", "dataset", "params", "method"]
-    saved = {"base", "instructed", "full", "full_lr_4", "full_L2_SP", "full_replay"}
-    saved |= {"lora", "lora_all_matrices", "lora_replay", "scratch"}
-    assert {path.stem for path in Path("out/finetune").glob("*.pt")} == saved
-
-
-def test_a_method_alone_gives_the_weights_that_it_has_in_the_comparison(call, stages, small, monkeypatch):
-    """With the same seed. Fine-tuning in float16 is done in float32, as fit() has no gradient scaler."""
-    half = torch.autocast("cpu", torch.float16)
-    monkeypatch.setattr(finetune, "pick_device", lambda *given: (torch.device("cpu"), half if given[1:] else CPU))
-    paths = (BASE, INSTRUCTED, LORA)
-    before = [load_checkpoint(path)["model"] for path in paths]
-    shutil.rmtree("out")
-    out = done(call, "--method=lora")
-    assert out.startswith("device  cpu, float32")
-    for stage in ("stage 1, pre-training", "stage 2, instruction tuning", "stage 3, a new task: 30 examples of swap"):
-        assert stage in out
-    for weights, path in zip(before, paths, strict=True):
-        again = load_checkpoint(path)["model"]
-        assert weights.keys() == again.keys() and all(torch.equal(weights[name], again[name]) for name in weights)
-    found, n = result(out), load_model(INSTRUCTED)[0].num_params()
-    assert list(found)[:4] == ["model", "dataset", "params", "method"]
-    assert {"trained", "new_task", "old_tasks", "base_val", "seconds"} <= found.keys()
-    assert (found["method"], int(found["params"]), int(found["trained"])) == ("lora", n, 8 * (16 + 16) * 2)
-    assert float(found["of_all"]) == pytest.approx(8 * (16 + 16) * 2 / n, abs=1e-4)
-
-
-def test_from_scratch_nothing_of_the_earlier_stages_is_left(monkeypatch):
-    """Without a training step, its weights are the initial weights of a new model with this seed."""
-    monkeypatch.setattr(finetune, "train_on", lambda *_: 0.0)
-    instructed, texts = tiny_gpt(), texts_of("first", new_task="swap")
-    model, row = finetune.learn(instructed, texts, Options("scratch", num_examples=9, seed=5), CPU, "scratch", 0)
-    torch.manual_seed(5)
-    for p, q in zip(model.parameters(), GPT(instructed.config).parameters(), strict=True):
-        assert torch.equal(p, q)
-    assert row["trained"] == model.num_params() and row["of_all"] == 1
-
-
-def test_the_lora_checkpoint_is_a_whole_model_with_the_update_merged(stages):
-    """Queries and values have changed, and nothing else."""
-    before, after = load_checkpoint(INSTRUCTED)["model"], load_checkpoint(LORA)["model"]
-    assert before.keys() == after.keys()
-    changed = {name for name in before if not torch.equal(before[name], after[name])}
-    assert changed == {"transformer.h.0.attn.c_attn.weight"}
-    rows = (before[changed.pop()] != after["transformer.h.0.attn.c_attn.weight"]).any(dim=1)
-    assert rows.tolist() == [True] * 16 + [False] * 16 + [True] * 16
-    assert load_model(LORA)[0].config == load_model(INSTRUCTED)[0].config
-
-
-def test_a_table_has_gaps_where_stage_3_did_nothing(capsys):
-    measured = {"base_val": 1.0, "new_task": 0.5, "old_tasks": 0.25}
-    training = {"trained": 1, "of_all": 0.1, "lr": 0.002, "seconds": 3.0}
-    finetune.print_comparison({"base": measured, "lora": measured | training})
-    base, lora = (row.split() for row in capsys.readouterr().out.splitlines()[3:])
-    assert base == ["base", "50.0%", "25.0%", "1.000"]
-    assert lora == ["lora", "1", "10.0%", "0.002", "3.0", "50.0%", "25.0%", "1.000"]
-
-
-def test_what_cannot_be_done_gets_one_line(fails, small):
-    n_words = sum(len(word) in range(3, 9) for word in set(load("toy").documents("train")))
-    most = finetune.BLOCK_SIZE - finetune.LONGEST
-    for option, words in (
-        ("--new_task=revrse", "--new_task=revrse is unknown; choose from copy, reverse"),
-        ("--rank=0", "rank=0 is too small; use more than 0"),
-        ("--replay=1.5", "replay=1.5 is out of range; use 0 to 1"),
-        (f"--num_examples={n_words // 2 + 1}", f"use at most {n_words // 2}"),
-        (f"--method=prompt --rank={most + 1}", f" leaves too few positions for the text; use at most {most}"),
-        ("--method=full --learning_rate=1e9", "training diverged: "),
-    ):
-        assert words in fails(finetune, FEW, *option.split())
+def learn(model: GPT, draw_rows, steps: int, lr: float, **more) -> GPT:
+    for _ in finetune.train(model, draw_rows, steps, lr, **more):
+        pass
+    return model
 
 
 # ----------------------------------------------------------------------------- what a batch contains
 
 
 @pytest.mark.parametrize(
-    ("text", "answer"),
+    ("task", "word", "answer"),
     [
-        ("copy stack heap", "stack"), ("reverse stack heap", "kcats"), ("sort stack heap", "ackst"),
-        ("double abs heap", "aabbss"), ("first stack heap", "s"), ("last stack heap", "k"), ("length stack heap", "5"),
-        ("vowels queue heap", "ueue"), ("swap stack heap", "ktacs"), ("swap noon heap", "noon"),
-        ("join stack heap", "stackheap"), ("common stack tact", "tac"), ("common print abs", ""),
+        ("copy", "stack", "stack"), ("reverse", "stack", "kcats"), ("sort", "stack", "ackst"), ("first", "stack", "s"),
+        ("last", "stack", "k"), ("length", "stack", "5"), ("vowels", "queue", "ueue"), ("swap", "stack", "ktacs"),
     ],
 )  # fmt: skip
-def test_a_task_has_this_answer(text, answer):
-    task, one, two = text.split()
-    words = f"{one} {two}" if task in ("join", "common") else one
-    assert instruction(task, one, two) == (f"{task} {words} > ", answer)
-
-
-def test_no_instruction_is_longer_than_the_longest():
-    lengths = [len(encode(instruction(task, "abcdefgh", "abcdefgh"), CHAR)[0]) for task in TASKS]
-    assert max(lengths) == finetune.LONGEST == len("join abcdefgh abcdefgh > abcdefghabcdefgh\n")
-
-
-def test_no_word_of_validation_or_test_is_in_a_training_prompt(stages):
-    data = load("toy")
-    splits = {s: set(data.documents(s)) for s in ("train", "val", "test")}
-    for draw, *_ in stages[:3]:
-        rows = itertools.chain.from_iterable(draw() for _ in range(60))
-        lines = {CHAR.decode(inputs).strip("\n") for inputs, _ in rows}
-        words = {line.split()[0] if ">" not in line else line.split(" > ")[0].split()[1] for line in lines}
-        words |= {line.split()[2] for line in lines if line.startswith(("join", "common"))}
-        assert words <= splits["train"] and not words & (splits["val"] | splits["test"])
-        assert {len(word) for word in words} <= set(range(3, 9)) and len(words) >= 30
-    assert {line.split()[0] for line in lines} == {"swap"} and len(lines) == len(words) == 30
-
-
-def test_a_word_that_is_in_the_list_several_times_is_in_one_split_once():
-    Path("twice.txt").write_text("\n".join(["anna", "bo", "cleo", "dora", "emil"] * 6 + ["a", "maximilian"]))
-    prepare_data.prepare("twice.txt", documents="lines")
-    words = finetune.open_texts(load("twice"), [], True).words
-    found = words["train"] + words["val"] + words["test"]
-    assert sorted(found) == ["anna", "cleo", "dora", "emil"]
-
-
-def test_texts_to_pretrain_on_contain_tasks_without_their_names():
-    texts = texts_of()
-    texts.words["val"] = WORDS
-    rows = texts.plain("val", 400, np.random.default_rng(0))
-    lines = {CHAR.decode(inputs)[1:] for inputs, _ in rows}
-    assert {"stack", "stack kcats", "stack ackst", "stack ssttaacckk"} <= lines and len(lines) == 4 * len(WORDS)
-    assert all(inputs[1:] == targets[:-1] for inputs, targets in rows)  # all count
-
-
-def kinds(draw, new_task: str = "swap") -> tuple[int, int, int]:
-    """How many documents of a batch are of the new task, of the old ones, and texts of stage 1."""
-    lines = [CHAR.decode(inputs) for inputs, _ in draw()]
-    new, prompts = (sum(part in line for line in lines) for part in (f"\n{new_task} ", " > "))
-    return new, prompts - new, len(lines) - prompts
-
-
-def fraction_counted(draw) -> float:
-    return np.mean([target >= 0 for _ in range(50) for _, targets in draw() for target in targets])
-
-
-def test_replay_puts_old_instructions_and_texts_into_every_batch(stages):
-    for (draw, *_), name in zip(stages[2:], finetune.VARIANTS, strict=True):
-        for _ in range(4):
-            assert kinds(draw) == ((24, 4, 4) if "replay" in name else (32, 0, 0))
-
-
-def test_options_of_the_training_reach_all_stages(call, stages, small, monkeypatch):
-    """The least replay is a document per batch. Without the mask, prompts count in both stages of fine-tuning. Another
-    seed is another base."""
-    assert all(0.05 < fraction_counted(draw) < 0.5 for draw, *_ in stages[1:3])
-    before, noted = load_model(BASE)[0], note_stages(monkeypatch)
-    out = done(call, "--new_task=last", "--replay=0.01", "--mask=false", "--seed=4")
-    assert "stage 3, a new task: 30 examples of last" in out and kinds(noted[1][0], "last") == (0, 16, 0)
-    assert kinds(noted[2][0], "last") == (31, 1, 0)
-    assert all(fraction_counted(draw) == 1 for draw, *_ in noted)
-    assert not torch.equal(before.lm_head.weight, load_model(BASE)[0].lm_head.weight)
+def test_a_task_has_this_answer(task, word, answer):
+    assert instruction(task, word) == (f"{task} {word} > ", answer)
 
 
 def test_the_targets_are_the_answer_and_the_newline_after_it():
-    inputs, targets = encode(instruction("reverse", "stack", ""), CHAR)
-    assert CHAR.decode(inputs) == "\nreverse stack > kcats"
-    counted = CHAR.encode("kcats\n")
+    example = instruction("reverse", "stack")
+    inputs, targets = encode(example, TOKENIZER)
+    assert TOKENIZER.decode(inputs.tolist()) == "\nreverse stack > kcats"
     n_ignored = len("\nreverse stack >")  # the space after it predicts the first letter of the answer
-    assert targets == [-1] * n_ignored + counted
+    assert targets.tolist() == [-1] * n_ignored + TOKENIZER.encode("kcats\n")
+    _, unmasked = encode(example, TOKENIZER, mask=False)
+    assert unmasked[:-1].equal(inputs[1:])
 
 
-def test_a_batch_is_padded_and_padding_does_not_count():
-    rows = [encode(instruction("first", word, ""), CHAR) for word in ("abs", "lecture")]
+def test_a_batch_is_padded_and_padding_does_not_count(model):
+    rows = [encode(instruction("first", word), TOKENIZER) for word in ("abs", "lecture")]
     x, y = make_batch(rows)
-    assert x.shape == y.shape == (2, len("\nfirst lecture > l")) and x.dtype == y.dtype == torch.int64
-    n = len(rows[0][0])
-    assert x[0, :n].tolist() == rows[0][0] and (y[0, n:] == -1).all()
+    assert x.shape == y.shape == (2, len("\nfirst lecture > l"))
     assert (y >= 0).sum() == 4  # a letter and a newline in each row
+    losses = [model(*make_batch([row]))[1] for row in rows]
+    assert model(x, y)[1].item() == pytest.approx(sum(losses).item() / 2, rel=1e-5)
 
 
-# ----------------------------------------------------------------------------- answers
+def test_names_of_test_are_in_no_training_document(names):
+    words = finetune.read_words(load("names"))
+    splits = [set(words[split]) for split in ("train", "val", "test")]
+    assert sum(map(len, splits)) == len(set.union(*splits)) == sum(map(len, words.values()))
+    assert {len(word) for word in set.union(*splits)} == set(range(3, 9))
+    rows = finetune.instructions(["first", "last"], WORDS, 200, True) + finetune.texts(WORDS, 300)
+    lines = {TOKENIZER.decode(inputs.tolist())[1:] for inputs, _ in rows}
+    assert {"first abs > a", "last abs > s", "stack", "stack kcats", "stack ackst"} <= lines
+    assert {line.split(" > ")[0].split()[-1] for line in lines if ">" in line} <= set(WORDS)
+    longest = encode(instruction("reverse", "abcdefgh"), TOKENIZER)[0]
+    assert len(longest) <= 32
 
 
-class Replier(nn.Module):
-    """Gives reply(prompt): after each token of prompt and reply, the next one has the largest logit."""
-
-    def __init__(self, reply):
-        super().__init__()
-        self.reply, self.lm_head = reply, nn.Linear(1, CHAR.vocab_size)
-
-    def forward(self, x: torch.Tensor) -> tuple:
-        logits = torch.zeros(*x.shape, CHAR.vocab_size)
-        for row, text in enumerate(CHAR.decode(line) for line in x.tolist()):
-            prompt = text[1 : text.index("> ") + 2]
-            following = CHAR.encode(f"{prompt}{self.reply(prompt)}\n")[: x.shape[1]]
-            logits[row, torch.arange(len(following)), following] = 1
-        return logits, None
+@pytest.mark.parametrize(("replay", "kinds"), [(0.0, (32, 0, 0)), (0.25, (24, 4, 4))])
+def test_replay_puts_old_instructions_and_texts_into_every_batch(replay, kinds):
+    new = [encode(instruction("swap", word), TOKENIZER) for word in WORDS]
+    for _ in range(4):
+        rows = finetune.mixed_rows(new, replay, WORDS, Options())
+        lines = [TOKENIZER.decode(inputs.tolist()) for inputs, _ in rows]
+        n_new, prompts = (sum(part in line for line in lines) for part in ("\nswap ", " > "))
+        assert (n_new, prompts - n_new, len(lines) - prompts) == kinds
 
 
-def right_answer(prompt: str) -> str:
-    task, one, two = (prompt.removesuffix(" > ") + " -").split(" ")[:3]
-    return instruction(task, one, two)[1]
+# ----------------------------------------------------------------------------- few new parameters
 
 
-def test_exact_match_is_true_for_right_answers_only():
-    for task in TASKS:
-        examples = one_per_word(task, WORDS)
-        assert exact_match(Replier(right_answer), examples, CHAR).all()
-        for wrong in (lambda prompt: right_answer(prompt) + "s", lambda prompt: "x" + right_answer(prompt)[1:]):
-            assert not exact_match(Replier(wrong), examples, CHAR).any()
+@pytest.mark.parametrize("method", METHODS)
+def test_only_what_is_new_is_trained(model, method):
+    x = tokens()
+    before, weights = model(x)[0], copy.deepcopy(model.state_dict())
+    model = adapt(model, method, 4)
+    assert torch.equal(model(x)[0], before) == (method != "prompt")  # virtual tokens change the output from the start
+    trained = {name: p.detach().clone() for name, p in model.named_parameters() if p.requires_grad}
+    names = {"lora": {"A", "B"}, "adapter": {"down", "up"}, "prompt": {"prompt"}}
+    assert {name.split(".")[-1] for name in trained} == names[method]
+    learn(model, lambda: zip(x, tokens(seed=1), strict=True), 3, 0.01)
+    for name, p in model.named_parameters():
+        plain = name.replace("base.", "").replace("c_proj.0", "c_proj")
+        assert not torch.equal(p, trained[name]) if name in trained else torch.equal(p, weights[plain]), name
+
+
+def test_lora_adds_alpha_over_rank_b_a_x_to_its_rows():
+    base, x = nn.Linear(6, 10), torch.randn(2, 3, 6)
+    W = base.weight.detach().clone()
+    layer = LoRALinear(LoRALinear(base, 2, 6.0, 0, 4), 2, 6.0, 7, 10)
+    for part, start, stop in ((layer.base, 0, 4), (layer, 7, 10)):
+        assert part.A.shape == (2, 6) and part.B.shape == (stop - start, 2) and not part.B.any()
+        nn.init.normal_(part.B)
+        change = 6.0 / 2 * part.B @ part.A
+        assert torch.linalg.matrix_rank(change) == 2  # at most the rank, although there are more rows
+        W[start:stop] += change.detach()
+    assert torch.allclose(layer(x), x @ W.T + base.bias, atol=1e-5)
+    wide = LoRALinear(nn.Linear(400, 30), 100, 1.0, 0, 30)
+    assert wide.A.var().item() == pytest.approx(1 / 100, rel=0.05)  # 40,000 numbers: a standard error of 0.7 %
+
+
+def test_merged_weights_give_the_same_output(model, double):
+    """And only those of queries and values have changed."""
+    model = GPT(model.config).eval()  # in float64
+    x, weights = tokens(), copy.deepcopy(model.state_dict())
+    before = stir(adapt(model, "lora", 4))(x)[0]
+    merge(model)
+    assert torch.allclose(model(x)[0], before, rtol=0, atol=1e-12)
+    assert all(p.requires_grad for p in model.parameters())
+    assert list(model.state_dict()) == list(weights)
+    kv = model.config.n_kv_head * model.config.head_dim
+    for name, p in model.state_dict().items():
+        if not name.endswith("c_attn.weight"):
+            assert torch.equal(p, weights[name]), name
+        else:
+            assert (p != weights[name]).any(dim=1).tolist() == [True] * 32 + [False] * kv + [True] * kv
+
+
+def test_an_adapter_is_a_narrow_mlp_around_which_a_residual_connection_leads():
+    adapter, x = Adapter(6, rank=2), torch.randn(4, 6)
+    assert torch.equal(adapter(x), x)
+    nn.init.normal_(adapter.up)
+    for row, y in zip(x, adapter(x), strict=True):
+        hidden = torch.stack([(row @ w).clamp(min=0) for w in adapter.down])
+        assert torch.allclose(y, torch.stack([row[c] + adapter.up[c] @ hidden for c in range(6)]), atol=1e-6)
+    model = adapt(GPT(GPTConfig(**SIZES)), "adapter", 4)
+    names = [name for name, module in model.named_modules() if isinstance(module, Adapter)]
+    assert names == [f"transformer.h.{i}.{part}.c_proj.1" for i in range(2) for part in ("attn", "mlp")]
+
+
+def test_a_soft_prompt_of_embeddings_is_a_hard_prompt(model):
+    """Real tokens in front of the text, and a soft prompt of their embeddings, as at the start: the same logits."""
+    x, wte = tokens(), model.transformer.wte.weight
+    prompted = adapt(model, "prompt", 9).eval()
+    if model.config.position == "rope":  # virtual tokens have no learned position
+        hard = torch.cdist(prompted.prompt, wte).argmin(dim=1)
+        assert torch.equal(wte[hard], prompted.prompt) and len(hard.unique()) > 1
+        expected = model(torch.cat((hard.expand(3, -1), x), dim=1))[0][:, 9:]
+        torch.testing.assert_close(prompted(x)[0], expected, rtol=1e-5, atol=1e-5)
+    assert sum(p.numel() for p in prompted.parameters() if p.requires_grad) == 9 * 32
+    with pytest.raises(ValueError, match="33 tokens exceed the context of 32"):
+        prompted(tokens(T=24))
+
+
+# ----------------------------------------------------------------------------- two kinds of measure
 
 
 @pytest.fixture(scope="module")
 def beginner() -> GPT:
     """A GPT that has learned two tasks a little, so that some of its answers are right."""
-    model, rng = tiny_gpt(n_embd=32), np.random.default_rng(0)
-    texts = Texts({"train": WORDS}, CHAR, ["first", "length"], True)
-    finetune.train_on(model, lambda: texts.instructions(16, rng), Recipe(60, 0.02), CPU, lines=0)
-    return model
+    torch.manual_seed(0)
+    random.seed(0)
+    model = GPT(GPTConfig(39, block_size=32, n_layer=1, n_head=2, n_embd=32))
+    return learn(model, lambda: finetune.instructions(["first", "length"], WORDS, 16, True), 60, 0.02).eval()
 
 
-def test_an_answer_is_exact_if_greedy_decoding_generates_it(beginner, monkeypatch):
-    monkeypatch.setattr(finetune, "LONGEST", 10)
-    found = []
-    for task in ("first", "length", "reverse"):
-        examples = one_per_word(task, WORDS)
-        right = exact_match(beginner, examples, CHAR).tolist()
-        assert right == [finetune.answer(beginner, prompt, CHAR) == answer for prompt, answer in examples]
-        found += right
-    assert 2 < sum(found) < 24  # both kinds occur
-
-
-def shown(capsys, reply, *tasks: str) -> list[list[str]]:
-    """The rows that show_answers() prints for a model that gives these replies."""
-    texts = texts_of()
-    texts.words["test"] = WORDS
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(finetune, "answer", lambda model, prompt, tokenizer: reply(prompt))
-        finetune.show_answers(Replier(reply), tasks, texts)
-    return [re.split(r"\s{2,}", row) for row in capsys.readouterr().out.splitlines()[3:]]
-
-
-def test_a_wrong_answer_is_shown_with_the_right_one(capsys):
-    first, reverse = shown(capsys, lambda prompt: right_answer(prompt).replace("a", "x"), "first", "reverse")
-    assert first[:2] == ["first abs > x", "wrong: a"] and reverse[:2] == ["reverse stack > kcxts", "wrong: kcats"]
-
-
-def test_right_answers_are_shown_as_right_with_their_share(capsys):
-    rows = shown(capsys, lambda prompt: "5", "length", "reverse")
-    assert [row[1:] for row in rows] == [["wrong: 4", "37.5%"], ["wrong: kcats", "0.0%"]]  # three have five letters
-    assert shown(capsys, right_answer, "sort")[0] == ["sort stack > ackst", "right", "100.0%"]
-
-
-def test_examples_to_evaluate_with_have_each_word_once():
-    examples = one_per_word("join", WORDS)
-    assert [prompt.split()[1] for prompt, _ in examples] == WORDS
-    assert examples[-1][1] == WORDS[-1] + WORDS[0]
-
-
-def test_the_last_table_is_of_test_words_and_of_validation_texts():
-    texts, model = texts_of("first", "last", new_task="swap"), tiny_gpt(zero_init=False)
-    reply = lambda prompt: right_answer(prompt) if re.match("(swap|first) (?!nothing)", prompt) else ""
-    texts.words["train"] = texts.words["val"] = ["nothing"]
-    batch = make_batch(texts.plain("val", 1000, np.random.default_rng(0)))
-    stand_in = Replier(reply)
-    stand_in.forward = lambda x, y=None: model(x, y) if y is not None else Replier.forward(stand_in, x)
-    found = finetune.measure(stand_in, texts, CPU)
-    loss = pytest.approx(model(*batch)[1].item())
-    assert found == {"base_val": loss, "new_task": 1.0, "old_tasks": 0.5}
+def test_scores_are_what_loops_compute_and_exact_match_is_greedy_decoding(beginner):
+    examples = [instruction(task, word) for task in ("first", "vowels", "length") for word in WORDS]
+    p_true, right, exact, generated = [], [], [], []
+    for prompt, answer in examples:
+        ids, right_here, start = TOKENIZER.encode(f"\n{prompt}{answer}\n"), [], len(prompt) + 1
+        for at in range(start, len(ids)):
+            with torch.no_grad():
+                p = beginner(torch.tensor([ids[:at]]))[0][0, -1].softmax(0).tolist()
+            p_true.append(p[ids[at]])
+            right_here.append(max(range(len(p)), key=p.__getitem__) == ids[at])
+        right += right_here
+        exact.append(all(right_here))
+        idx = beginner.generate(torch.tensor([ids[:start]]), len(ids) - start, temperature=0)
+        generated.append(idx[0].tolist() == ids)
+    assert exact == generated and 2 < sum(exact) < 22  # both kinds occur
+    powers = [np.mean(right) ** (len(answer) + 1) for _, answer in examples]  # and the newline
+    expected = {"probability": p_true, "right": right, "right^length": powers, "exact": exact}
+    found = scores(beginner, examples, TOKENIZER)
+    assert found == {name: pytest.approx(np.mean(values), abs=1e-5) for name, values in expected.items()}
+    uniform = scores(GPT(GPTConfig(39, n_layer=1, n_head=2, n_embd=16)), examples, TOKENIZER)  # all logits are 0
+    assert uniform["probability"] == pytest.approx(1 / 39)
 
 
 # ----------------------------------------------------------------------------- training
 
 
-def test_lora_learns_a_new_task_and_the_old_ones_are_forgotten(beginner):
-    """The batches of the new task contain no other task."""
-    model, rng = copy.deepcopy(beginner), np.random.default_rng(0)
-    texts = Texts({"train": WORDS}, CHAR, ["last"], True)
-    batch = make_batch(texts.instructions(100, rng))
-    old = finetune.accuracy(model, ["first", "length"], WORDS, CHAR)
-    new_loss = model(*batch)[1].item()
-    attach(model, "lora", 4, 8.0)
-    finetune.train_on(model, lambda: texts.instructions(16, rng), Recipe(60, 0.03), CPU, lines=0)
-    assert model(*batch)[1].item() < new_loss / 2
-    assert finetune.accuracy(model, ["first", "length"], WORDS, CHAR) < old - 0.2
+def test_the_l2_penalty_pulls_towards_the_start(beginner):
+    """The first step has no penalty yet. Later, a strong one keeps the parameters nearer to their start."""
+    rows = finetune.instructions(["last"], WORDS, 8, True)
+    start = beginner.lm_head.weight.detach().clone()
+
+    def distance(steps: int, l2: float) -> float:
+        model = learn(copy.deepcopy(beginner), lambda: rows, steps, 0.01, l2=l2)
+        return torch.linalg.norm(model.lm_head.weight - start).item()
+
+    assert distance(1, 3.0) == distance(1, 0.0) > 0
+    assert distance(20, 3.0) < distance(20, 0.0) / 2
 
 
-@pytest.mark.slow
-def test_a_small_gpt_learns_two_tasks_then_lora_learns_a_third_and_the_first_two_are_forgotten():
-    """With unseen words."""
-    model, old, new = tiny_gpt(n_embd=32, n_layer=2), texts_of("length", "last"), texts_of("first")
-    found = lambda task: finetune.accuracy(model, [task], old.words["test"], CHAR)
-    rng = np.random.default_rng(0)
-    finetune.train_on(model, lambda: old.instructions(32, rng), Recipe(200, 0.01, 0.03, optimizer="muon"), CPU, lines=0)
-    assert min(found("length"), found("last")) > 0.8 and found("first") < 0.3
-    attach(model, "lora", 4, 8.0)
-    finetune.train_on(model, lambda: new.instructions(32, rng), Recipe(200, 0.03), CPU, lines=0)
-    assert found("first") > 0.8 and max(found("length"), found("last")) < 0.3
+def test_old_tasks_are_forgotten_unless_they_are_replayed(beginner):
+    old = ["first", "length"]
+    new = [encode(instruction("last", word), TOKENIZER) for word in WORDS]
+    before = finetune.accuracy(beginner, old, WORDS)
+    left = []
+    for replayed in (0, 16):
+        rows = lambda n=replayed: new + finetune.instructions(old, WORDS, n, True)
+        model = learn(copy.deepcopy(beginner), rows, 60, 0.01)
+        assert finetune.accuracy(model, ["last"], WORDS) > 0.8
+        left.append(finetune.accuracy(model, old, WORDS))
+    assert left[0] < before - 0.2 < left[1]
 
 
-def test_the_l2_penalty_pulls_towards_the_start():
-    """Two steps of gradient descent: the first one has no penalty yet, in the second its gradient is 2 l2 (p - p0)."""
-    lr, l2, rows = 0.01, 3.0, texts_of("first").instructions(8, np.random.default_rng(0))
+@pytest.fixture
+def small(monkeypatch):
+    """A model of a few thousand parameters, a few steps in each stage, and few names."""
+    train, config = finetune.train, {"n_layer": 1, "n_head": 2, "n_embd": 16}
+    words = {"train": [a + b for a in WORDS[1:5] for b in ("a", "b", "c")], "val": ["stacks", "aa"], "test": WORDS}
+    monkeypatch.setattr(finetune, "load", lambda name: None)
+    monkeypatch.setattr(finetune, "read_words", lambda data: words)
+    monkeypatch.setattr(finetune, "train", lambda model, rows, steps, *more: train(model, rows, steps // 50, *more))
+    monkeypatch.setattr(finetune, "GPTConfig", lambda V, block_size, **_: GPTConfig(V, block_size, **config))
 
-    def trained(steps: int, penalty: float) -> torch.Tensor:
-        """lm_head, which starts as zeros."""
-        model = tiny_gpt()
-        recipe = Recipe(steps, lr, optimizer="sgd", schedule="constant", warmup_iters=0, momentum=0.0, grad_clip=0.0)
-        finetune.train_on(model, lambda: rows, recipe, CPU, lines=0, l2=penalty)
-        return model.lm_head.weight.detach()
 
-    first = trained(1, l2)
-    assert torch.equal(first, trained(1, 0.0)) and first.abs().max() > 1e-4
-    assert torch.allclose(trained(2, 0.0) - trained(2, l2), lr * 2 * l2 * first, atol=1e-7)
+def test_three_stages_and_seven_ways_to_do_the_third(call, small):
+    """LoRA's checkpoint is a plain model with the update merged."""
+    status, out, err = call(finetune, "--num_examples=9")
+    assert status == 0, err
+    rows = [row[:13].strip() for row in out.split("text loss\n")[1].splitlines()[:9]]
+    ways = ["full", "full, lr / 4", "full, L2", "full, replay", "adapter", "prompt", "lora"]
+    assert rows == ["base", "instructed", *ways]
+    assert result(out)["task"] == "swap" and "exact" in result(out)
+    before, after = (load_checkpoint(f"out/finetune/{name}.pt")["model"] for name in ("instructed", "lora"))
+    assert before.keys() == after.keys()
+    changed = {name for name in before if not torch.equal(before[name], after[name])}
+    assert changed == {"transformer.h.0.attn.c_attn.weight"}
+    status, out, err = call(sample, "out/finetune/lora.pt", "--prompt=swap robin > ", "--stop", "--temperature=0")
+    assert status == 0 and out.startswith("swap robin > ") and out.count("\n") == 1, err
+
+
+def test_emergence_is_measured_and_drawn(call, small, monkeypatch):
+    train = finetune.train
+    monkeypatch.setattr(finetune, "train", lambda *given: ((50 * step, loss) for step, loss in train(*given)))
+    status, out, err = call(finetune, "--emergence", "--new_task=last", "--num_examples=9", "--plot")
+    assert status == 0, err
+    table = [row.split() for row in out.splitlines() if row.startswith("  ")]
+    assert [row[:2] for row in table] == [[str(w), str(50 * i)] for w in finetune.WIDTHS for i in range(1, 9)]
+    assert float(result(out)["exact"]) == pytest.approx(float(table[-1][-1]), abs=0.001)
+    assert Path("finetune.png").read_bytes().startswith(b"\x89PNG") and not Path("out").exists()
+
+
+def test_what_cannot_be_done_gets_one_line(fails, small):
+    for option, words in (
+        ("--new_task=revrse", "--new_task=revrse is unknown; choose from copy, reverse"),
+        ("--rank=0", "rank=0 is too small; use more than 0"),
+        ("--num_examples=13", "there are only 12 names; use a smaller --num_examples"),
+        ("--plot", "--plot draws what --emergence measures; add --emergence"),
+    ):
+        assert words in fails(finetune, option)

@@ -14,18 +14,10 @@ from pathlib import Path
 import pytest
 from conftest import CLIMB, ROOT
 
-# A file imports files of lower floors. A file that is not listed here, such as one of your own, can be on any floor.
-FLOORS = (
-    "micrograd bigram ngram mlp attention model cells",
-    "common peft",
-    "prepare_data sample optim kit",
-    "train bpe capacity rnn recall seq2seq word2vec scaling rlhf fast finetune",
-    "gpt2 look evaluate climb guess mlm emergence check by_hand positions depth",
-)
-FLOOR_OF = {name: floor for floor, names in enumerate(FLOORS) for name in names.split()}
 ROOT_FILES = [path for path in ROOT.glob("*.py") if path.name != "mine.py"]  # the reader's own, see lessons/check.py
 LESSONS = sorted(ROOT.glob("lessons/*.py"))
 FILES = {path.stem: path for path in (*ROOT_FILES, *LESSONS)}
+SPINE = ("model", "common", "prepare_data", "train", "sample")  # the GPT
 
 
 @functools.cache
@@ -50,16 +42,15 @@ def test_no_import_leads_back_to_its_file():
     tuple(graphlib.TopologicalSorter({name: imports(name) for name in FILES}).static_order())  # CycleError
 
 
-def test_a_file_imports_lower_floors_only():
-    for name in FLOOR_OF.keys() & FILES.keys():
-        listed = imports(name) & FLOOR_OF.keys()
-        assert all(FLOOR_OF[other] < FLOOR_OF[name] for other in listed), (name, listed)
+@pytest.mark.parametrize("lesson", LESSONS, ids=lambda path: path.stem)
+def test_a_lesson_imports_files_of_the_root_alone(lesson):
+    assert imports(lesson.stem) <= {path.stem for path in ROOT_FILES}
 
 
 @pytest.mark.parametrize("script", CLIMB)
 def test_a_script_of_the_climb_imports_nothing_of_ours(script):
     assert imports(Path(script).stem) == set()
-    assert "common" in imports("kit")  # the control
+    assert "common" in imports("rnn")  # the control
 
 
 def run_alone(*command: str) -> subprocess.CompletedProcess:
@@ -69,7 +60,7 @@ def run_alone(*command: str) -> subprocess.CompletedProcess:
 
 @pytest.mark.slow
 def test_the_five_files_of_the_gpt_prepare_train_and_sample_when_they_are_copied_alone():
-    for name in ("model", "common", "prepare_data", "train", "sample"):
+    for name in SPINE:
         shutil.copy(ROOT / f"{name}.py", ".")
     Path("my.txt").write_text(100 * "a fox and a hen. ")
     training = ("train.py", "--dataset=my", "--n_layer=1", "--n_embd=16", "--max_iters=5", "--device=cpu")
@@ -108,7 +99,6 @@ def test_no_file_of_the_root_imports_a_lesson_at_its_top():
 @pytest.mark.slow
 @pytest.mark.parametrize("path", LESSONS, ids=lambda path: path.stem)
 def test_both_forms_of_a_lesson_answer_help(path):
-    """... or import what they need, and do nothing, if a lesson is a library of others."""
     has_options = "class Options" in path.read_text(encoding="utf-8")
     for form in ([Path("lessons", path.name)], ["-m", f"lessons.{path.stem}"]):
         done = run_lesson(*form, "--help")
@@ -122,13 +112,15 @@ def test_a_lesson_runs_from_the_root(form):
     assert done.returncode == 0 and "tiktoken encodes the same: True" in done.stdout, done.stderr
 
 
-@pytest.mark.parametrize("lesson", [ROOT / "lessons" / "bpe.py", "lessons/bpe.py"])
-def test_in_another_folder_or_without_a_file_of_the_root_a_lesson_says_where_to_start_it(lesson):
-    shutil.copytree(ROOT / "lessons", "lessons")  # in the second case, this folder is a root without common.py
-    done = run_lesson(lesson, folder=Path())
-    assert (done.returncode, done.stdout) == (2, "")
-    advice = "in the folder of train.py, type: python lessons/bpe.py"
-    assert done.stderr == f"error: No module named 'common'; {advice}\n"
+def test_a_lesson_runs_in_another_folder_and_beside_the_files_of_the_root():
+    for name in SPINE:
+        shutil.copy(ROOT / f"{name}.py", ".")
+    shutil.copy(ROOT / "lessons" / "bpe.py", ".")
+    for lesson in (ROOT / "lessons" / "bpe.py", "bpe.py"):
+        done = run_lesson(lesson, folder=Path())
+        assert done.returncode == 0 and "tiktoken encodes the same: True" in done.stdout, done.stderr
+    Path("common.py").unlink()  # the control
+    assert "No module named 'common'" in run_lesson("bpe.py", folder=Path()).stderr
 
 
 def test_a_lesson_takes_the_files_of_the_root_before_installed_ones_of_the_same_name():

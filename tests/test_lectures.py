@@ -47,13 +47,9 @@ import ngram
 from common import CharTokenizer, Dataset
 from lessons import (
     by_hand,
-    cells,
-    emergence,
     finetune,
-    kit,
     mlm,
     optim,
-    peft,
     positions,
     rlhf,
     rnn,
@@ -66,6 +62,7 @@ from lessons.gpt2 import GPT2_OPTIONS
 from lessons.scaling import Law
 from micrograd import Value
 from model import GPT, GPTConfig
+from train import get_batch
 
 pytestmark = pytest.mark.usefixtures("double")
 EXAMPLES: dict[str, tuple[Callable, object]] = {}
@@ -705,8 +702,8 @@ def _():
 @example("idx-baddab", [(1, 0, 2, 3, 2, 0, 1), (1, 0, 2, 3, 2, 0), (0, 2, 3, 2, 0, 1)])
 def _():
     tokens = np.array(CharTokenizer("abd ").encode("bad dab"))
-    X, Y = kit.contexts(tokens, np.arange(1, 7), 1, None)
-    return tokens, X.flatten(), Y
+    X, Y = get_batch(tokens, np.array([[0, 6]]), torch.device("cpu"))  # the window from token 0 to the target 6
+    return tokens, X, Y
 
 
 @example("onehot-einsum", [0])
@@ -902,68 +899,62 @@ def _():
     return layer.C.grad
 
 
-# ----------------------------------------------------------------------------- recurrent networks: cells.py, rnn.py
+# ----------------------------------------------------------------------------- recurrent networks: rnn.py
 
 
-def elman(U: list, W: list) -> cells.Elman:
-    """The cell with these weights and no biases."""
-    cell = cells.Elman(len(W[0]), len(U))
-    weights = {"weight_hh_l0": tensor(*U), "weight_ih_l0": tensor(*W)}
-    cell.load_state_dict({name: weights.get(name, torch.zeros(len(U))) for name in cell.state_dict()})
-    return cell
-
-
-def three_steps() -> tuple[cells.Elman, torch.Tensor, torch.Tensor]:
-    """The cell of the example, its inputs (1, 3, 1), and its states (1, 4, 2), of which the first is zero."""
-    cell, x = elman([[0.5, 0.1], [0.2, 0.6]], [[0.3], [0.4]]), tensor([[1], [-1], [2]])
-    return cell, x, torch.cat((torch.zeros(1, 1, 2), cell(x, cell.start(1))[0]), dim=1).detach()
+def three_steps() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """The example's inputs (1, 3, 1), its states (1, 4, 2), of which the first is zero, and U."""
+    x, W, U = tensor([[1], [-1], [2]]), tensor([0.3], [0.4]), tensor([0.5, 0.1], [0.2, 0.6])
+    return x, rnn.elman(x, torch.zeros(1, 2), W, U, torch.zeros(2)), U
 
 
 # one text: h2 = -0.115, -0.114
-example("rnn-3", [(0.291313, 0.379949), (-0.115827, -0.113280), (0.485961, 0.609966)], lambda: three_steps()[2][0, 1:])
+example("rnn-3", [(0.291313, 0.379949), (-0.115827, -0.113280), (0.485961, 0.609966)], lambda: three_steps()[1][0, 1:])
 
 
 @example("rnn-bptt", [(0.0573872, 0.103713), (0.0575818, 0.0988311), (1.33796, 1.08105)])
 def _():
+    x, h, U = three_steps()
     dh = torch.zeros(1, 3, 2)
     dh[:, 2] = 1  # the loss is the sum of the last state
-    dW, dU, *_ = rnn.backward_through_time(*three_steps(), dh)
+    dW, dU, _ = rnn.backward_through_time(x, h, dh, U)
     return dU, dW
+
+
+def last_state_by_first(x: torch.Tensor, h: torch.Tensor, W: torch.Tensor, U: torch.Tensor) -> torch.Tensor:
+    """The derivative (H, H) of the last state of Elman's network, without biases, w.r.t. its first, h (1, H)."""
+    last = lambda h: rnn.elman(x, h, W, U, torch.zeros(len(U)))[0, -1]
+    return torch.autograd.functional.jacobian(last, h)[:, 0]
 
 
 @example("rnn-power", [0.00572642, 106.719, 2.95127e-5, 12527.8])  # one text: 0.0052, 97.02, 2.7e-5, 9417
 def _():
     """The derivative of a state w.r.t. the state 49, or 99, steps before, where tanh' is 1: at zero."""
-    cell, products = elman([[0.9, 0], [0, 1.1]], [[0], [0]]), []
-    for steps in (49, 99):
-        x = torch.zeros(1, steps, 1)
-        jacobian = torch.autograd.functional.jacobian(lambda h, x=x: cell(x, h)[1], cell.start(1))
-        products += jacobian.view(2, 2).diagonal().tolist()
-    return products
+    W, U, h = torch.zeros(2, 1), torch.diag(tensor(0.9, 1.1)), torch.zeros(1, 2)
+    return [last_state_by_first(torch.zeros(1, steps, 1), h, W, U).diagonal() for steps in (49, 99)]
 
 
 @example("lstm-copy", [0.0, 0.0, 0.0])
 def _():
     """With forget gates of 1 and input gates of 0, the cell state is copied, with its gradient; h = o tanh(c)."""
-    cell, x = cells.LSTM(3, 4), torch.randn(2, 3)
-    for p in (cell.weight_ih_l0, cell.weight_hh_l0):
-        nn.init.zeros_(p[:8])  # the input and forget gates
-    with torch.no_grad():
-        cell.bias_ih_l0[:4], cell.bias_ih_l0[4:8] = -1e9, 1e9
-    state = torch.randn(2, 2, 4)
-    y, (_, c) = cell.step(x, state)
-    o = (x @ cell.weight_ih_l0.T + cell.bias_ih_l0 + state[0] @ cell.weight_hh_l0.T + cell.bias_hh_l0)[:, 12:].sigmoid()
-    copied = torch.autograd.functional.jacobian(lambda c: cell.step(x, torch.stack((state[0], c)))[1][1], state[1])
+    x, W, U, b = torch.randn(2, 3), torch.randn(16, 3), torch.randn(16, 4), torch.randn(16)
+    W[:8], U[:8] = 0, 0  # the input and forget gates
+    b[:4], b[4:8] = -1e9, 1e9
+    h, c = torch.randn(2, 2, 4)
+    step = lambda c: rnn.lstm_step(x, h, c, W, U, b)
+    after, copy_of_c = step(c)
+    o = (x @ W.T + b + h @ U.T)[:, 12:].sigmoid()
+    copied = torch.autograd.functional.jacobian(lambda c: step(c)[1], c)
     identity = torch.eye(8).view(2, 4, 2, 4)
-    return [(a - b).abs().max() for a, b in ((c, state[1]), (y, o * state[1].tanh()), (copied, identity))]
+    return [(a - b).abs().max() for a, b in ((copy_of_c, c), (after, o * c.tanh()), (copied, identity))]
 
 
 @pytest.mark.parametrize(("scale", "steps"), [(0.5, 1), (0.5, 10), (1.5, 10), (1.5, 40)])
 def test_a_product_of_jacobians_has_at_most_the_norm_of_rnn_bound(scale, steps):
     """rnn-bound: the norm of d h_t / d h_(t-k) is at most lambda^k, for tanh, whose slope is at most 1; k = steps."""
-    cell, x = elman((scale * torch.randn(6, 6) / 6**0.5).tolist(), torch.randn(6, 2).tolist()), torch.randn(1, steps, 2)
-    jacobian = torch.autograd.functional.jacobian(lambda h: cell(x, h)[1], torch.rand(1, 1, 6)).view(6, 6)
-    largest = torch.linalg.matrix_norm(cell.weight_hh_l0, 2)
+    U = scale * torch.randn(6, 6) / 6**0.5
+    jacobian = last_state_by_first(torch.randn(1, steps, 2), torch.rand(1, 6), torch.randn(6, 2), U)
+    largest = torch.linalg.matrix_norm(U, 2)
     assert 0 < torch.linalg.matrix_norm(jacobian, 2) <= largest**steps * (1 + 1e-12)
 
 
@@ -1259,8 +1250,9 @@ def _():
 
 @example("alibi", [(0, -math.inf, -math.inf), (-0.5, 0, -math.inf), (-1, -0.5, 0)])
 def _():
-    scores = positions.PositionedHead().scores("ALiBi", torch.zeros(3, 32), torch.arange(3))
-    return scores + mask(3)  # the first of eight heads has the slope 1/2
+    attention = positions.ALiBiAttention(GPTConfig(n_head=8))
+    distance = torch.arange(3)[:, None] - torch.arange(3)
+    return attention.bias(distance)[0] + mask(3)  # the first of eight heads has the slope 1/2
 
 
 def test_learned_positions_end_where_their_table_does():
@@ -1484,40 +1476,41 @@ def _():
 # ----------------------------------------------------------------------------- optimization: lessons/optim.py
 
 
-def two_steps(rule: str, **keys) -> list[float]:
-    """Where two steps of an optimizer lead on t^2 from 1."""
-    t = torch.ones(1, requires_grad=True)
-    defaults = {"lr": 0.1, "weight_decay": 0.0, "momentum": 0.9, "beta1": 0.9, "beta2": 0.999, "names": ["t"]}
-    optimizer, path = optim.Optimizer([defaults | {"rule": rule, "params": [t]} | keys]), []
-    for _ in range(2):
-        t.grad = 2 * t.detach()
-        optimizer.step()
-        path.append(t.item())
+def two_steps(rule: Callable, lr: float = 0.1, **options) -> list[float]:
+    """Where two steps of an update rule lead on p^2 from 1."""
+    p, path = torch.ones(1), []
+    m, v = torch.zeros(2, 1)
+    for t in (1, 2):
+        rule(p, 2 * p, m, v, t, lr, **options)
+        path.append(p.item())
     return path
 
 
-example("momentum-2", [0.8, 0.46], lambda: two_steps("sgd"))  # torch's form, which adds the whole gradient
+# torch's form, which adds the whole gradient
+example("momentum-2", [0.8, 0.46], lambda: two_steps(optim.sgd, momentum=0.9))
 # Momentum as an average, (1 - 0.9) of each new gradient, is the same rule at a tenth of the learning rate
-example("momentum-mean", [0.98, 0.9424], lambda: two_steps("sgd", lr=0.01))
+example("momentum-mean", [0.98, 0.9424], lambda: two_steps(optim.sgd, lr=0.01, momentum=0.9))
 # one text does not correct the first average: then the first step ends at 0.99
-example("adam-2", [0.900000, 0.800412], lambda: two_steps("adam"))
+example("adam-2", [0.900000, 0.800412], lambda: two_steps(optim.adam))
 
 
 @example("adamw-2", [(0.850000, 0.708248), (0.900000, 0.800412)])  # one text prints the first as Adam with L2
 def _():
-    return [two_steps(rule, weight_decay=0.5) for rule in ("adamw", "adam")]
+    return [two_steps(rule, weight_decay=0.5) for rule in (optim.adamw, optim.adam)]
 
 
 @example("clip", [(3, 4), (30, 40)])
 def _():
-    """A step of the lessons' loop, whose gradient (30, 40) has the norm 50: clipped to 5, and below the limit of 60."""
+    """A step as in the loops of train.py and the lessons, whose gradient (30, 40) has the norm 50: clipped to 5, and
+    below the limit of 60."""
     steps = []
     for limit in (5.0, 60.0):
-        layer = nn.Linear(2, 1, bias=False)
-        nn.init.zeros_(layer.weight)
-        recipe = optim.Recipe(1, 1.0, optimizer="sgd", schedule="constant", warmup_iters=0, grad_clip=limit)
-        optim.fit(layer, lambda layer=layer: layer(tensor(30, 40)).sum(), recipe, lines=0)
-        steps.append(-layer.weight[0])
+        p = nn.Parameter(torch.zeros(2))
+        (p @ tensor(30, 40)).backward()
+        nn.utils.clip_grad_norm_([p], limit)
+        weights = torch.zeros(2)
+        optim.sgd(weights, p.grad, *torch.zeros(2, 2), t=1, lr=1.0)
+        steps.append(-weights)
     return steps
 
 
@@ -1535,15 +1528,14 @@ def _():
 
 @example("warm-cos", [0.5, 1, 0.853553, 0.5, 0])
 def _():
-    recipe = optim.Recipe(109, 1.0, schedule="cosine", warmup_iters=10)
-    return [optim.lr_fraction(step, recipe) for step in (5, 10, 35, 60, 110)]
+    return [optim.lr_fraction(step, "cosine", steps=109, warmup=10) for step in (5, 10, 35, 60, 110)]
 
 
 @example("lr-noam", [1.74693e-7, 1.74693e-5, 1.74693e-4, 6.98771e-4, 3.49386e-4, 1.39754e-4])
 def _():
-    recipe = optim.Recipe(100_000, 1.0, schedule="inverse_sqrt", warmup_iters=4000)
     peak = 1 / math.sqrt(512 * 4000)
-    return [peak * optim.lr_fraction(step, recipe) for step in (1, 100, 1000, 4000, 16_000, 100_000)]
+    steps = (1, 100, 1000, 4000, 16_000, 100_000)
+    return [peak * optim.lr_fraction(step, "inverse_sqrt", steps=100_000, warmup=4000) for step in steps]
 
 
 # ----------------------------------------------------------------------------- scaling laws: lessons/scaling.py
@@ -1647,7 +1639,7 @@ def _():
         logits = 9.0 * nn.functional.one_hot(predicted.clamp(min=0), 5).double()
         gpt = GPT(GPTConfig(vocab_size=5, n_layer=1, n_head=1, n_embd=2))
         gpt.lm_head.forward = lambda _, logits=logits: logits
-        found.append(emergence.token_scores(gpt, examples, CharTokenizer("\n?abc"))["right^length"])
+        found.append(finetune.scores(gpt, examples, CharTokenizer("\n?abc"))["right^length"])
     return found
 
 
@@ -1692,32 +1684,37 @@ def giant(**more) -> GPT:
 @example("lora-count", [16_777_216, 65_536, 65_536, 131_072, 128.0])  # printed as 127 times fewer
 def _():
     with torch.device("meta"):
-        layer = peft.LoRALinear(nn.Linear(4096, 4096, bias=False), rank=16, alpha=16, rows=[(0, 4096)])
-    full, A, B = (p.numel() for p in (layer.base.weight, layer.A[0], layer.B[0]))
+        layer = finetune.LoRALinear(nn.Linear(4096, 4096, bias=False), rank=16, alpha=16, start=0, stop=4096)
+    full, A, B = (p.numel() for p in (layer.base.weight, layer.A, layer.B))
     return [full, A, B, A + B, full / (A + B)]
+
+
+def trained(model: GPT) -> list[torch.Tensor]:
+    return [p for p in model.parameters() if p.requires_grad]
 
 
 @example("lora-pairs", [64, 8_388_608])
 def _():
-    new = peft.trained_state(peft.attach(giant(n_layer=32), "lora", rank=16, alpha=16))
-    return [len(new) / 2, sum(p.numel() for p in new.values())]
+    new = trained(finetune.adapt(giant(n_layer=32), "lora", rank=16))
+    return [len(new) / 2, sum(p.numel() for p in new)]
 
 
 @example("lora-init", [0.0, 2.0, 0.0])  # printed without alpha / r in the merged weights
 def _():
     """How much the output changes at the start, the rank of B A, and whether merging changes the output."""
     torch.manual_seed(0)
-    layer, x = peft.LoRALinear(nn.Linear(6, 5), rank=2, alpha=8, rows=[(0, 5)]).double(), torch.randn(3, 6).double()
+    layer = finetune.LoRALinear(nn.Linear(6, 5), rank=2, alpha=8, start=0, stop=5).double()
+    x = torch.randn(3, 6).double()
     at_start = (layer(x) - layer.base(x)).abs().max()
-    nn.init.normal_(layer.B[0])
-    rank, before = torch.linalg.matrix_rank(layer.B[0] @ layer.A[0]), layer(x)
+    nn.init.normal_(layer.B)
+    rank, before = torch.linalg.matrix_rank(layer.B @ layer.A), layer(x)
     return [at_start, rank, float((layer.merged()(x) - before).abs().max() > 1e-12)]
 
 
-@example("prefix", [81_920, 2 * 81_920])  # m d: of the keys, and of the keys and values of a layer
+@example("prefix", 81_920)  # m d: virtual tokens at the input
 def _():
-    new = peft.trained_state(peft.attach(giant(), "prefix", rank=20, alpha=1))
-    return [new["transformer.h.0.attn.prefix_k"].numel(), sum(p.numel() for p in new.values())]
+    with torch.device("meta"):
+        return sum(p.numel() for p in trained(finetune.adapt(giant(), "prompt", rank=20)))
 
 
 @example("store-70b", [140, 1.4, 10 * 2 * 101 * 8 * (2 * 8192 + 8192 + 1024)])  # q is 8192 x 8192, v 1024 x 8192
@@ -1726,7 +1723,7 @@ def _():
     shape = {"n_layer": 101, "n_head": 64, "n_kv_head": 8, "n_embd": 8192, "vocab_size": 32_000}
     model = giant(**shape).to(torch.bfloat16)
     full = sum(p.nbytes for p in model.parameters())
-    lora = sum(p.nbytes for p in peft.trained_state(peft.attach(model, "lora", rank=8, alpha=16)).values())
+    lora = sum(p.nbytes for p in trained(finetune.adapt(model, "lora", rank=8)))
     return [round(full / 1e9), round(10 * full / 1e12, 1), 10 * lora]
 
 

@@ -32,9 +32,6 @@ import train
 from common import UserError
 from lessons import bpe, optim
 
-sys.path.append(str(ROOT / "docs"))
-import draw_tables
-
 PAGES = {path: path.read_text(encoding="utf-8") for path in (ROOT / "README.md", *sorted(ROOT.glob("docs/*.md")))}
 README = PAGES[ROOT / "README.md"]
 RESULTS, ABLATIONS = (PAGES[ROOT / "docs" / f"{name}.md"] for name in ("results", "ablations"))
@@ -479,14 +476,12 @@ def test_the_worked_examples_of_the_tour():
     assert "`a` has continuation count 3 and `u` has 1, of 10 distinct pairs" in text
 
     G = torch.tensor([[5.0, 4.0], [4.0, 5.0]])
-    options = {"lr": 1.0, "weight_decay": 0.0, "beta1": 0.9, "beta2": 0.999, "rule": "adamw", "rows": (2,)}
-    for rule, momentum in (("sgd", 0.0), ("sgd", 0.9), ("adamw", 0.0), ("muon", 0.9)):
-        update, names = optim.RULES[rule]
-        group, state = options | {"momentum": momentum, "dtype": None}, [torch.zeros(2, 2) for _ in names]
+    for rule, options in ((optim.sgd, {}), (optim.sgd, {"momentum": 0.9}), (optim.adam, {}), (optim.muon, {})):
+        m, v = torch.zeros(2, 2, 2)
         shown = []
         for t in (1, 2):
             p = torch.zeros(2, 2)
-            update(group, [(p, G, *state)], t)
+            rule(p, G, m, v, t, lr=1.0, **options)
             shown.append(str([[round(x, 3) for x in row] for row in (-p).tolist()]))
         cells = [re.sub(r"\.0\b", "", matrix) for matrix in shown]
         assert f"| `{cells[0]}` | {'the same' if cells[0] == cells[1] else f'`{cells[1]}`'} |" in text, (rule, cells)
@@ -603,48 +598,6 @@ def test_counting_invents_the_names_that_the_first_table_shows(row, monkeypatch)
         assert real.startswith(name.removesuffix("...")) if name.endswith("...") else real == name
 
 
-def test_the_plot_of_the_ladder_shows_the_first_table(call, figures):
-    call(draw_tables)
-    figure, path = figures[0]
-    assert path == Path("out/ladder.png") and path.read_bytes().startswith(b"\x89PNG")
-    (axes,) = figure.axes
-    rows = LADDER[15::-1]
-    labels = {text.get_text() for text in axes.texts}
-    assert labels == {f"{row['model']}  {row['val']}" for row in rows}
-    models = [row["model"] for row in rows]
-    assert models[0] == "GPT + Kneser-Ney 8-gram"
-    gaps, *kinds = (line.get_xydata() for line in axes.lines)
-    drawn = sorted((y, x) for kind in kinds for x, y in kind)
-    assert [(y, x) for x, y in gaps[1::3]] == drawn  # from the training loss to the validation loss
-    colors = {name: line.get_label() for line in axes.lines[1:] for name in line.get_ydata()}
-    assert [colors[name] for name in models[:3]] == ["both", "attention", "network with a state"]
-    for key, losses in (("train", gaps[::3, 0]), ("val", gaps[1::3, 0])):
-        assert losses == pytest.approx([float(row[key] or "nan") for row in LADDER[15::-1]], nan_ok=True)
-
-
-@pytest.mark.slow
-def test_the_command_that_draws_tables_is_that_of_its_docstring(tmp_path):
-    """It runs as `python docs/draw_tables.py`, in any folder."""
-    assert "    python docs/draw_tables.py  " in draw_tables.__doc__
-    command = [sys.executable, ROOT / "docs" / "draw_tables.py"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
-    assert (done.returncode, done.stderr) == (0, "")
-    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["counting.png", "ladder.png"]
-
-
-def test_the_plot_of_counting_shows_its_tables(call, figures):
-    call(draw_tables)
-    figure, path = figures[1]
-    assert path == Path("out/counting.png") and path.read_bytes().startswith(b"\x89PNG")
-    assert [axes.get_xlabel() for axes in figure.axes] == ["steps of training", "characters of training text"]
-    for axes in figure.axes:
-        rows = [row for row in tables(ABLATIONS) if axes.get_xlabel() in row]
-        for line, column in zip(axes.lines, ("GPT", "8-gram", "both"), strict=True):
-            drawn = [(float(row[axes.get_xlabel()].replace(",", "")), float(row[column].split()[0])) for row in rows]
-            assert line.get_xydata().tolist() == [list(point) for point in drawn]
-            assert column in line.get_label()
-
-
 def test_a_mean_is_within_its_range():
     triples = re.findall(r"(?<![\d.])(\d\.\d+) \((\d\.\d+) to (\d\.\d+)\)", RESULTS + ABLATIONS)
     assert triples
@@ -671,15 +624,6 @@ def test_a_mixture_is_lower_than_its_parts():
     for row in rows:
         gpt, counted, both = (float(row[column].split()[0]) for column in ("GPT", "8-gram", "both"))
         assert both < min(gpt, counted) and ("lambda" not in row or 0 < float(row["lambda"].split()[0]) < 1)
-
-
-@pytest.mark.slow
-def test_plots_without_matplotlib_give_one_line():
-    hidden = "import runpy, sys; sys.modules['matplotlib'] = None; "
-    hidden += "runpy.run_path('docs/draw_tables.py', run_name='__main__')"
-    done = subprocess.run([sys.executable, "-c", hidden], cwd=ROOT, capture_output=True, text=True)
-    assert done.returncode == 2 and done.stderr.count("\n") == 1
-    assert done.stderr.startswith("error: plots need matplotlib") and "; python -m pip install" in done.stderr
 
 
 # ----------------------------------------------------------------------------- links

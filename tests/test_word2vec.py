@@ -1,6 +1,3 @@
-import math
-import re
-from base64 import b64encode
 from pathlib import Path
 
 import numpy as np
@@ -10,11 +7,8 @@ from conftest import babble, result
 from torch.nn import functional as F
 
 import prepare_data
-from common import BPETokenizer, CharTokenizer, save_model
 from lessons import word2vec
-from lessons.word2vec import cosine, gpt_vectors, loss_and_gradients, nearest, precision_at_10, python_classes
-from model import GPT, GPTConfig
-from prepare_data import load
+from lessons.word2vec import cosine, loss_and_gradients, nearest, number_words, precision_at_10, python_classes
 
 CODE = """
 class Counter(dict):
@@ -26,27 +20,15 @@ class Counter(dict):
         while min(self.values()) < max(self.values()):
             self.update(lower=self.pop(key).lower(), upper=str(key).upper())
 """
-TEXT = "for key in dict: print(key, dict[key])  # prints each key of the dict\n" * 4
-QUICK = "--epochs=1"
 
 
-@pytest.fixture
-def data():
-    """data/code, which is Python; data/tiny, another text; data/list, documents of one word."""
-    Path("code.txt").write_text(CODE * 8)
-    Path("tiny.txt").write_text(babble(1200))
-    Path("list.txt").write_text("\n".join(["emma", "ava", "mia"] * 20))
-    prepare_data.prepare("code.txt")
-    prepare_data.prepare("tiny.txt")
-    prepare_data.prepare("list.txt", documents="lines")
+@pytest.mark.parametrize("word", ["foo_1", "ünder", "रानी", "लड़का", "กำลัง", "كِتَاب", "e\u0301te\u0301"])
+def test_a_word_keeps_its_accents_and_vowel_signs(word):
+    assert word2vec.WORD.findall(f"3{word} = ({word}, {word})") == [word] * 3
 
 
-def test_words_are_identifiers_the_most_frequent_come_first_and_rare_ones_are_left_out():
-    text = "x = self.foo_1(3e5) + x; self.ünder -= x2 + 'x'"
-    vocab, ids, document = word2vec.number_words([text], 1)
-    assert vocab[:2] == ["x", "self"] and not document.any()
-    assert [vocab[i] for i in ids] == ["x", "self", "foo_1", "e5", "x", "self", "ünder", "x2", "x"]
-    vocab, ids, document = word2vec.number_words(["a b a c", "b d a"], 2)
+def test_the_most_frequent_words_come_first_and_rare_ones_are_left_out():
+    vocab, ids, document = number_words(["a b a c", "b d a"], 2)
     assert vocab == ["a", "b"] and ids.tolist() == [0, 1, 0, 1, 0] and document.tolist() == [0, 0, 0, 1, 1]
 
 
@@ -76,14 +58,12 @@ def test_pairs_are_those_that_loops_find_in_the_order_of_the_text():
 
 
 def test_frequent_words_are_thinned_out():
-    ids = np.repeat([0, 1, 2], [900_000, 99_900, 100])
-    centers, _ = word2vec.draw_pairs(ids, np.arange(len(ids)) // 10, 1, np.random.default_rng(0))
-    frequencies = np.array([0.9, 0.0999, 0.0001])
+    counts = np.array([900_000, 99_900, 100])
+    ids = np.repeat([0, 1, 2], counts)
+    kept = np.bincount(ids[word2vec.subsample(ids, np.random.default_rng(0))])
+    frequencies = counts / 1_000_000
     keep = np.minimum(1, np.sqrt(1e-3 / frequencies) + 1e-3 / frequencies)
-    # two neighbors for each word, except at the ends of a document: n kept words of a document make 2 n - 2 pairs
-    expected = [2 * (10 * p - 1 + (1 - p) ** 10) * n / 10 for p, n in zip(keep, (900_000, 99_900, 100), strict=True)]
-    found = np.bincount(centers, minlength=3)
-    assert found[:2] == pytest.approx(expected[:2], rel=0.05) and found[2] == expected[2]
+    assert kept == pytest.approx(keep * counts, rel=0.03) and kept[2] == 100
 
 
 def test_the_gradients_are_those_of_autograd(double):
@@ -94,18 +74,6 @@ def test_the_gradients_are_those_of_autograd(double):
     assert torch.allclose(loss, expected)
     by_autograd = torch.autograd.grad(expected.sum(), (w, others))
     assert torch.allclose(dw, by_autograd[0]) and torch.allclose(dothers, by_autograd[1])
-
-
-def test_a_step_is_that_of_gradient_descent_and_the_learning_rate_falls_to_0(monkeypatch):
-    """A pair after the other, as one batch: rows that come twice take both steps, from the same place."""
-    monkeypatch.setattr(word2vec, "BATCH_SIZE", 3)
-    monkeypatch.setattr(word2vec, "LEARNING_RATE", 2.0)
-    pairs, counts, given = (np.array([0, 1, 0]), np.array([1, 2, 2])), np.array([0.0, 0.0, 0.0, 1.0]), []
-    monkeypatch.setattr(word2vec, "loss_and_gradients", lambda *x: given.append(loss_and_gradients(*x)) or given[-1])
-    before, W, _ = word2vec.train([pairs, pairs], 2, counts, 0)  # at rates 2 / 2 and 0
-    dw = given[0][1]
-    assert torch.allclose(W, before - torch.stack((dw[0] + dw[2], dw[1], dw[1] * 0, dw[1] * 0)))
-    assert len(given) == 2 and dw.abs().sum() == 0 and given[1][1].abs().sum() > 0  # at first, all w' are 0
 
 
 def test_a_step_moves_both_tables_against_their_gradients(double):
@@ -123,53 +91,59 @@ def test_a_step_moves_both_tables_against_their_gradients(double):
     assert torch.allclose(moved[0], W - 0.1 * dW) and torch.allclose(moved[1], W_context - 0.1 * dW_context)
 
 
-def test_negatives_are_drawn_by_frequency_to_the_three_quarters(monkeypatch):
-    """The vectors w' that change belong to contexts, and to words that are drawn."""
-    counts, seen = np.array([70, 0, 20, 10, 0]), []
-    monkeypatch.setattr(word2vec, "loss_and_gradients", lambda *x: seen.append(x[1]) or loss_and_gradients(*x))
-    monkeypatch.setattr(torch, "zeros", lambda V, C: torch.arange(float(V))[:, None].expand(V, C).clone())  # w' = id
-    monkeypatch.setattr(word2vec, "LEARNING_RATE", 0.0)
-    word2vec.train([(np.full(64_000, 1), np.full(64_000, 4))], 1, counts, 0)
-    words = torch.cat(seen)[..., 0]  # (N, 1 + K)
-    assert (words[:, 0] == 4).all()
-    found = torch.bincount(words[:, 1:].flatten().long(), minlength=5) / words[:, 1:].numel()
-    assert found.numpy() == pytest.approx(counts**0.75 / (counts**0.75).sum(), abs=0.005)
-
-
 @pytest.fixture
-def topics() -> tuple[np.ndarray, int]:
-    """A text of 20 words about two topics: sentences of words 0 to 9, or of words 10 to 19."""
+def topics() -> tuple[np.ndarray, np.ndarray]:
+    """A text of 20 words about two topics: 600 sentences of words 0 to 9, or of words 10 to 19."""
     rng = np.random.default_rng(0)
     sentences = [rng.permutation(10)[:6] + 10 * rng.integers(2) for _ in range(600)]
-    return np.concatenate(sentences), 20
+    return np.concatenate(sentences), np.repeat(np.arange(600), 6)
+
+
+def test_training_draws_pairs_and_negatives_and_its_learning_rate_falls_to_0(topics, monkeypatch):
+    """Pairs again in each pass, and negatives by frequency to the power of 0.75."""
+    steps, step = [], word2vec.gradient_step
+    monkeypatch.setattr(word2vec, "gradient_step", lambda *given: steps.append(given[2:]) or step(*given))
+    monkeypatch.setattr(word2vec, "SUBSAMPLING", 1.0)  # keep all
+    ids, document = topics[0] // 4 ** (topics[0] > 9), topics[1]  # words 2, 3 and 4 occur more often than others
+    options = word2vec.Options(epochs=2)
+    loss = word2vec.train(torch.zeros(10, 64), ids, document, options, np.random.default_rng(0))
+    centers, contexts, negatives, rates = zip(*steps, strict=True)
+    half = len(steps) // 2
+    assert not torch.equal(torch.cat(contexts[:half])[:5000], torch.cat(contexts[half:])[:5000])
+    assert rates[0] == pytest.approx(0.1, rel=1e-2) and rates[half] == pytest.approx(0.05, rel=0.05) and rates[-1] == 0
+    negatives = torch.cat(negatives)
+    assert negatives.shape == (len(torch.cat(centers)), 5)
+    weights = np.bincount(ids) ** 0.75
+    found = np.bincount(negatives.flatten()) / negatives.numel()
+    assert found == pytest.approx(weights / weights.sum(), abs=0.005)
+    assert loss < 6 * np.log(2)  # the loss of W' = 0
 
 
 def test_words_of_a_topic_become_similar_by_training_and_by_counting(topics, monkeypatch):
-    monkeypatch.setattr(word2vec, "NEGATIVES", 3)
     monkeypatch.setattr(word2vec, "N_EMBD", 8)
-    ids, V = topics
-    document, rng = np.repeat(np.arange(600), 6), np.random.default_rng(0)
-    epochs = [word2vec.draw_pairs(ids, document, 3, rng) for _ in range(20)]  # each has few of these frequent words
-    centers, contexts = map(np.concatenate, zip(*epochs, strict=True))
-    _, W, loss = word2vec.train(epochs, 20, np.bincount(ids), seed=0)
-    assert loss < 4 * math.log(2) - 0.2
+    ids, document = topics
+    rng = np.random.default_rng(0)
+    W = (torch.rand(20, 8) - 0.5) / 8
+    word2vec.train(W, ids, document, word2vec.Options(epochs=20, window=3), rng)
+    draws = [word2vec.draw_pairs(ids, document, 3, rng) for _ in range(20)]  # each has few of these frequent words
+    centers, contexts = map(np.concatenate, zip(*draws, strict=True))
     same = torch.arange(20)[:, None] // 10 == torch.arange(20) // 10
-    for table in (W, word2vec.ppmi_vectors(centers, contexts, V, seed=0)):
+    for table in (W, word2vec.ppmi_vectors(centers, contexts, 20, seed=0)):
         assert (cosine(table, table)[same].min() > cosine(table, table)[~same].max()).item()
 
 
 @pytest.mark.parametrize(("C", "atol"), [(20, 1e-4), (3, 1e-3)])
 def test_the_vectors_of_ppmi_are_those_of_an_exact_svd(topics, C, atol, monkeypatch):
     monkeypatch.setattr(word2vec, "N_EMBD", C)
-    ids, V = topics
+    ids, _ = topics
     centers, contexts = word2vec.draw_pairs(ids, ids * 0, 2, np.random.default_rng(0))
-    M = np.zeros((V, V))
+    M = np.zeros((20, 20))
     np.add.at(M, (centers, contexts), 1)
     with np.errstate(divide="ignore"):
         ppmi = np.maximum(np.log(M * M.sum() / np.outer(M.sum(1), M.sum(0))), 0)
     U, S, _ = np.linalg.svd(ppmi)
-    found = word2vec.ppmi_vectors(centers, contexts, V, seed=0).numpy()
-    assert found.shape == (V, C) and np.allclose(found @ found.T, (U[:, :C] * S[:C]) @ U[:, :C].T, atol=atol)
+    found = word2vec.ppmi_vectors(centers, contexts, 20, seed=0).numpy()
+    assert found.shape == (20, C) and np.allclose(found @ found.T, (U[:, :C] * S[:C]) @ U[:, :C].T, atol=atol)
 
 
 def test_nearest_words_come_in_order_among_the_frequent_ones(monkeypatch):
@@ -183,16 +157,13 @@ def test_nearest_words_come_in_order_among_the_frequent_ones(monkeypatch):
 def test_analogies_follow_the_step_from_a_to_b_beside_their_control(capsys):
     vocab = ["min", "max", "lower", "upper", "other"]
     vectors = torch.tensor([[1.0, 0, 0], [1.0, 0, 1], [0, 1.0, 0], [0, 1.0, 1], [-0.2, 1, -0.2]])
-    near_c = torch.tensor([[1.0, 0, 0], [0, 0, 1.0], [0, 1.0, 0], [0, 1.0, 0.1], [-0.1, 0.1, 1.0]])  # upper by lower
     lengths = torch.tensor([[9.0], [0.3], [1.0], [1.0], [1.0]])  # directions count
-    word2vec.try_analogies({"exact": lengths * vectors, "near c": near_c}, vocab)
-    out = capsys.readouterr().out
-    assert re.search(r"min : max = lower : upper +upper +other +other +upper", out)
-    assert re.search(r"^right, of 1 +1 +0 +0 +1$", out, re.M)
+    word2vec.show_analogies(lengths * vectors, vocab)
+    row = capsys.readouterr().out.splitlines()[-1]
+    assert " ".join(row.split()) == "min : max = lower : upper upper other"
 
 
-def test_classes_are_those_of_python_and_the_spelling_is_counted():
-    assert word2vec.letter_counts(["ab", "bab"]).tolist() == [[1, 1], [1, 2]]
+def test_classes_are_those_of_python():
     words = ["KeyError", "while", "len", "append", "__init__", "__new", "format", "foo", "dict", "True", "Warning"]
     expected = {"KeyError": "exceptions", "while": "keywords", "len": "built-ins", "append": "methods"}
     expected |= {"__init__": "dunders", "format": "methods", "dict": "built-ins", "True": "keywords"}
@@ -205,116 +176,56 @@ def test_precision_is_what_loops_compute_and_the_mean_is_over_classes(capsys):
     for i in range(30):
         others = sorted((j for j in range(30) if j != i), key=lambda j: -cosine(vectors[i : i + 1], vectors[j : j + 1]))
         assert found[i] == pytest.approx(np.mean([labels[j] == labels[i] for j in others[:10]]))
-    expected = np.mean([found[labels == kind].mean() for kind in "abc"])
     class_of = {f"word{i}": label for i, label in enumerate(labels.tolist())}
-    vocab = ["unknown", *class_of]
-    tables = {"noise": torch.cat((vectors[:1], vectors))}
-    means = word2vec.compare(tables, {"other": vectors}, vocab, class_of)
-    assert means == {"noise": pytest.approx(expected), "other": pytest.approx(expected)}
+    table = torch.cat((vectors[:1], vectors))  # the first word has no class
+    means = word2vec.compare({"noise": table}, ["unknown", *class_of], class_of)
+    expected = np.mean([found[labels == kind].mean() for kind in "abc"])
+    assert means == [f"noise={expected:.4f}"]
     assert capsys.readouterr().out.split()[-1] == f"{expected:.3f}"
 
 
-def small_gpt(tokenizer) -> GPT:
-    return GPT(GPTConfig(tokenizer.vocab_size, block_size=8, n_layer=1, n_head=2, n_embd=8, zero_init=False)).eval()
+# ----------------------------------------------------------------------------- the script
 
 
-def test_the_vectors_of_a_gpt_are_embeddings_and_hidden_states(monkeypatch):
-    monkeypatch.setattr(word2vec, "OCCURRENCES", 100)  # all of them
-    tokenizer = CharTokenizer(sorted(set(TEXT)))
-    model, words = small_gpt(tokenizer), ["key", "dict"]
-    found = gpt_vectors(model, tokenizer, TEXT, words, np.random.default_rng(0))
-    for word, static, contextual in zip(words, *found, strict=True):
-        embeddings = model.transformer.wte(torch.tensor(tokenizer.encode(word)))
-        assert torch.allclose(static, embeddings.mean(dim=0))
-        ends = [m.end() for m in re.finditer(rf"\b{word}\b", TEXT)]
-        late = [end for end in ends if end >= 64]
-        states = [model.hidden_states(torch.tensor([tokenizer.encode(TEXT[end - 8 : end])]))[0, -1] for end in late]
-        assert len(late) > 5 and torch.allclose(contextual, torch.stack(states).mean(dim=0), atol=1e-5)
-    _, contextual = gpt_vectors(model, tokenizer, "for key in key", ["key"], np.random.default_rng(0))  # early words
-    states = [model.hidden_states(torch.tensor([tokenizer.encode(end)]))[0, -1] for end in ("for key", " in key")]
-    assert torch.allclose(contextual[0], torch.stack(states).mean(dim=0), atol=1e-6)
+def prepare(text: str, documents: str = "") -> None:
+    Path("mine.txt").write_text(text, encoding="utf-8")
+    prepare_data.prepare("mine.txt", documents=documents)
 
 
-def test_bpe_words_begin_with_their_space():
-    tokens = [*(bytes([i]) for i in range(256)), b" d", b"ct", b" di", b" dict"]
-    tokenizer = BPETokenizer({"kind": "bpe", "pattern": r" ?\w+|\W", "tokens": [*map(b64encode, tokens)]})
-    assert tokenizer.encode(" dict") == [259]
-    model = small_gpt(tokenizer)
-    static, contextual = gpt_vectors(model, tokenizer, TEXT, ["key", "dict"], np.random.default_rng(0))
-    assert torch.allclose(static[1], model.transformer.wte(torch.tensor(tokenizer.encode(" dict"))).mean(dim=0))
-    assert contextual.shape == (2, 8) and contextual.isfinite().all()
-
-
-def test_the_script_on_python_code_and_a_gpt_of_it(data, call):
-    tokenizer = load("code").tokenizer
-    save_model(Path("out/code/best.pt"), small_gpt(tokenizer), tokenizer)
-    status, out, err = call(word2vec, "--dataset=code", "--gpt=out/code", QUICK)
+def test_the_script_on_python_code(call):
+    prepare(CODE * 8)
+    status, out, err = call(word2vec, "--dataset=mine", "--epochs=1")
     assert (status, err) == (0, "")
     found = result(out)
-    assert list(found)[4:-1] == ["random", "counting", "skip_gram", "letters", "gpt_embeddings", "gpt_hidden_states"]
-    assert "exceptions" in out and "min : max = lower : upper" in out and "KeyError   counting" in out
+    assert {"random", "counting", "skip_gram"} <= found.keys()
+    assert "min : max = lower : upper" in out and "KeyError   counting" in out
     assert int(found["params"]) == 2 * 64 * len(set(word2vec.WORD.findall(CODE)))
-    without = result(call(word2vec, "--dataset=code", QUICK)[1])
-    assert without.items() - found.items() <= {("seconds", without["seconds"])}  # the seed decides, --gpt changes none
-    assert result(call(word2vec, "--dataset=code", "--seed=4", QUICK)[1])["train"] != found["train"]
+    assert result(call(word2vec, "--dataset=mine", "--epochs=1")[1]) == found  # the seed decides
+    assert result(call(word2vec, "--dataset=mine", "--epochs=1", "--seed=4")[1])["train"] != found["train"]
 
 
-def test_the_pairs_are_drawn_again_in_each_pass(data, call, monkeypatch):
-    train, passes = word2vec.train, []
-    kept = lambda epochs, *rest, **more: train(passes.extend(epochs) or passes, *rest, **more)
-    monkeypatch.setattr(word2vec, "train", kept)
-    call(word2vec, "--dataset=code", "--epochs=2")
-    assert len(passes) == 2 and not np.array_equal(passes[0][0], passes[1][0])
-
-
-def test_the_script_on_another_text(data, call, monkeypatch):
+def test_the_script_on_another_text_which_is_read_in_lower_case(call, monkeypatch):
     monkeypatch.setattr(word2vec, "MAX_TOKENS", 3000)
-    out = call(word2vec, "--dataset=tiny", "--near=cat", QUICK)[1]
-    assert "precision" not in out and "cat        skip_gram" in out and float(result(out)["train"]) > 0
-    assert re.match(r"tiny: \d+ words, 11 of them distinct, in 3,000 of [\d,]+ tokens\n", out)
+    prepare(babble(1200).title())
+    out = call(word2vec, "--dataset=mine", "--epochs=1")[1]
+    assert "11 of them distinct" in out and "cat" in out and "Cat" not in out
+    assert "precision" not in out and "note" not in out and float(result(out)["train"]) > 0
 
 
-@pytest.mark.parametrize(
-    ("options", "says"),
-    [
-        (("--dataset=list",), "list has no two words near each other"),
-        (("--dataset=tiny", "--near=caat"), "caat occurs fewer than 5 times"),
-        (("--dataset=tiny", "--gpt=out/none"), "--gpt"),
-        (("--dataset=code", "--gpt=letters.pt"), "lacks"),
-    ],
-)
-def test_what_cannot_be_done_is_said_before_training(data, options, says, fails, monkeypatch):
-    save_model(Path("letters.pt"), small_gpt(letters := CharTokenizer("abc")), letters)
-    monkeypatch.setattr(word2vec, "train", None)
-    assert says in fails(word2vec, *options)
+def test_a_text_without_blanks_gets_a_sentence(call):
+    prepare("孩子认识花。国王帮助书。国王看见苹果。老师帮助书。学生喜欢狗。\n" * 20)
+    assert "note: words need blanks" in call(word2vec, "--dataset=mine", "--epochs=1")[1]
+    prepare("孩子 认识 花。国王 帮助 书。国王 看见 苹果。老师 帮助 书。\n" * 20)
+    assert "note" not in call(word2vec, "--dataset=mine", "--epochs=1")[1]
 
 
-def test_as_many_occurrences_are_read_as_asked_for():
-    tokenizer = CharTokenizer(sorted(set(TEXT)))
-    model = small_gpt(tokenizer)
-    ends = [match.end() for match in re.finditer(r"\bdict\b", TEXT)]
-    late = sum(end >= 64 for end in ends)
-    for n in (1, 3, 1000):
-        states = word2vec.hidden_states(model, tokenizer, TEXT, ends, n, np.random.default_rng(0))
-        assert states.shape == (min(n, late), 8)
+def test_documents_of_one_word_are_refused(fails):
+    prepare("\n".join(["emma", "ava", "mia"] * 20), "lines")
+    assert "mine has no frequent words near each other" in fails(word2vec, "--dataset=mine")
 
 
-def test_a_keyword_has_one_cosine_in_statements_one_in_comments_and_one_across(monkeypatch, capsys):
-    """Hidden states are two directions here: one after a #, and one without."""
-    text = "for x in y:\nfor z in y:\n# now for x\n# and for y\nif x:\n"
-    directions = {False: torch.tensor([1.0, 0.0]), True: torch.tensor([0.6, 0.8])}
-
-    def states(model, tokenizer, text, ends, n, rng):
-        assert all(text[end - 3 : end] == "for" for end in ends)
-        return torch.stack([directions["#" in text[:end].splitlines()[-1]] for end in ends])
-
-    monkeypatch.setattr(word2vec, "hidden_states", states)
-    word2vec.show_two_senses(None, None, text, np.random.default_rng(0))
-    *_, heading, row = capsys.readouterr().out.splitlines()
-    assert heading.split() == ["in", "statements", "in", "comments", "across"]
-    assert row.split() == ["for", "1.00", "1.00", "0.60"]  # the other words do not occur twice in a sense
-
-
-def test_a_text_that_is_no_python_is_read_in_lower_case(data):
-    text, vocab, _, _ = word2vec.read_words(load("tiny"))
-    assert text == text.lower() and vocab == [word.lower() for word in vocab]
+@pytest.mark.slow
+def test_both_kinds_of_vectors_know_the_classes_of_python_and_random_ones_do_not(call):
+    """One pass over the text: by then, counting is ahead."""
+    found = result(call(word2vec, "--epochs=1")[1])
+    assert float(found["counting"]) > 0.58 and float(found["skip_gram"]) > 0.4 > 0.25 > float(found["random"])
