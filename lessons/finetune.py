@@ -2,7 +2,7 @@ r"""Fine-tuning: teach a GPT to follow instructions, then a new task. What does 
 
     python lessons/finetune.py                     # three stages, and seven ways to do the third, two minutes
     python sample.py out/finetune/lora.pt --prompt="swap robin > " --stop --temperature=0
-    python lessons/finetune.py --emergence --plot  # does an ability appear suddenly? a minute, and finetune.png
+    python lessons/finetune.py --emergence --plot  # whether an ability appears suddenly, in a minute, and finetune.png
 
 Read train.py and sample.py before. Each stage starts from the model of the stage before:
 

@@ -1,6 +1,6 @@
 """Scaling laws: train small models, and predict what a larger one will reach.
 
-    python lessons/scaling.py                     # 20 small GPTs in about two minutes, a law, and what it predicts
+    python lessons/scaling.py                     # 20 small GPTs in about three minutes, a law, and what it predicts
     python lessons/scaling.py --plot              # also loss by compute, and isoFLOP curves: scaling.png
     python lessons/scaling.py --max_iters=4096    # four times as many tokens
 
