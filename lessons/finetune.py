@@ -379,9 +379,9 @@ def draw(width, history):
 
     steps, probability, exact = zip(*history, strict=True)
     color = f"C{WIDTHS.index(width)}"
-    plt.plot(steps, probability, "--", color=color, label=f"width {width}, probability of a token")
-    plt.plot(steps, exact, color=color, label=f"width {width}, exact match")
-    plt.xlabel("step")
+    plt.plot(steps, probability, "--", color=color)
+    plt.plot(steps, exact, color=color, label=f"width {width}")
+    plt.title("by step; dashed: probability of a token; solid: exact match")
     plt.legend()
     plt.savefig("finetune.png")
 

@@ -1,6 +1,6 @@
 """Masked language modeling: an encoder that sees both sides of a gap, as in BERT (Devlin et al. 2018).
 
-    python lessons/mlm.py                     # names, two minutes: how much do the letters after a gap help?
+    python lessons/mlm.py                     # what the letters after a gap are worth, two minutes
     python lessons/mlm.py --fill=al_x_nder    # also fill the gaps of this name
 
 Read lessons/seq2seq.py before. A GPT predicts each letter from the letters before it. An encoder sees both sides, so it
