@@ -5,7 +5,7 @@
     python lessons/gpt2.py gpt2-xl              # or gpt2-medium, gpt2-large: up to 6 GB
     python lessons/gpt2.py FOLDER               # a model.safetensors and its config.json, as transformers saves them
     python lessons/gpt2.py out/ckpt.pt          # a checkpoint of nanoGPT, with the meta.pkl of its dataset beside it
-    python lessons/gpt2.py --export=out/my_run  # a run with the options of GPT-2: the folder exported/, for transformers
+    python lessons/gpt2.py --export=out/my_run  # exported/, for transformers: a run with the options of GPT-2
 
 A GPT is its options, its weights and its tokenizer. model.py has GPT-2's options (Radford et al. 2019), so its weights
 only need other names. They are in the safetensors format, which is simple enough to be read here:

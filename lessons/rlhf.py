@@ -1,7 +1,7 @@
 r"""Preferences: what does a model learn from comparisons (RLHF), and when does it only seem to learn?
 
     python lessons/rlhf.py                  # PPO with names, about 80 seconds
-    python lessons/rlhf.py --method=dpo     # from the comparisons directly; grpo: PPO without a value network
+    python lessons/rlhf.py --method=dpo     # from the comparisons directly, and grpo: PPO without a value network
     python lessons/rlhf.py --beta=0 --plot  # reward hacking, and a plot of it: rlhf.png
     python sample.py out/rlhf/ppo.pt --temperature=1  # names by the model that the first command trained
 
