@@ -1,7 +1,7 @@
 """Recurrent networks: read one letter after the other, and carry a state along. How far back can they learn?
 
     python lessons/rnn.py                                 # an LSTM learns names: 20 seconds
-    python lessons/rnn.py --cell=rnn --plot               # Elman's network, and a plot of its gradients: rnn.png
+    python lessons/rnn.py --cell=rnn --plot               # the network of Elman, and a plot of its gradients, rnn.png
     python lessons/rnn.py --n_hidden=240 --dropout=0.2    # a larger LSTM: half a minute
 
 Read mlp.py before, and ssm.py after. The MLP sees a fixed window, and has separate weights for each position in it. A

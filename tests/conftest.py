@@ -41,9 +41,12 @@ SHARED = ROOT.parent / "shared"  # local copies of the downloads, where someone 
 
 @pytest.fixture(autouse=True)
 def empty_folder(tmp_path, monkeypatch):
-    """Each test starts in an empty folder, and from the same random numbers."""
+    """Each test starts in an empty folder, from the same random numbers, and with no plot open."""
     monkeypatch.chdir(tmp_path)
     torch.manual_seed(0)
+    yield
+    if "matplotlib.pyplot" in sys.modules:
+        sys.modules["matplotlib.pyplot"].close("all")
 
 
 @pytest.fixture

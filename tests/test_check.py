@@ -4,6 +4,7 @@ import inspect
 import math
 import re
 import runpy
+import sys
 from collections import Counter
 from itertools import pairwise
 from pathlib import Path
@@ -475,7 +476,8 @@ def test_a_file_that_cannot_be_run(text, said, fails):
     assert fails(check).startswith(f"error: {said}")
 
 
-def test_what_stands_below_main_is_not_run_and_files_beside_it_can_be_imported(call):
+def test_what_stands_below_main_is_not_run_and_files_beside_it_can_be_imported(call, monkeypatch):
+    monkeypatch.delitem(sys.modules, "attention", raising=False)  # ours, if another test has imported it
     Path("class1").mkdir()
     Path("class1", "attention.py").write_text("import math\nnothing = -math.inf\n")  # also with the name of a lesson
     text = "import torch\nfrom attention import nothing\ndef mask(scores):\n"
@@ -483,6 +485,7 @@ def test_what_stands_below_main_is_not_run_and_files_beside_it_can_be_imported(c
     text += "if __name__ == '__main__':\n    raise ValueError\n"
     Path("class1", "anna.py").write_text(text)
     assert call(check, "--only=mask", "--file=class1/anna.py")[0] == 0
+    sys.modules.pop("attention", None)
 
 
 def test_errors(fails):

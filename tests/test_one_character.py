@@ -43,12 +43,9 @@ def strictly():
 )
 def test_words_of_one_letter_are_no_trouble(script, options, most):
     """Each letter is certain: a after a dot, and a dot after a."""
-    import matplotlib.pyplot as plt
-
     Path("letters.txt").write_text("a\n" * 3000)
     with strictly():
         out = rung(script, "--data=letters.txt", "--plot", *options).out
-    plt.close("all")
     assert not re.search(r"\bnan\b", out) and 0 <= float(result(out)["val"]) < most
 
 
