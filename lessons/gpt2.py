@@ -193,6 +193,7 @@ def load_nanogpt(path):
                 tensor = tensor[: tokenizer.vocab_size]
             if not name.endswith(".attn.bias"):  # a causal mask, no parameter
                 weights[name] = tensor
+        options["tie_weights"] = torch.equal(weights["lm_head.weight"], weights["transformer.wte.weight"])
         model = GPT(GPTConfig(**options))
         model.load_state_dict(weights)
     except (OSError, LookupError, TypeError, ValueError, RuntimeError, pickle.UnpicklingError) as error:

@@ -1,10 +1,10 @@
 """Position encodings: how does attention know where its tokens are? And what if a text is longer than in training?
 
-    python lessons/positions.py           # six encodings on Python code, about 100 seconds
+    python lessons/positions.py           # five encodings, and none, on Python code, about 100 seconds
     python lessons/positions.py --plot    # and a plot, positions.png: the loss at each position
 
 A score q k^T depends on two tokens, wherever they are. So without an encoding, a layer of attention sees the past as a
-set. (Its mask still tells how large the set is.)
+bag of tokens. (Its mask still tells how many they are.)
 
 learned      adds a vector to each token, one for each position, as in GPT-2 (after the first 64, they stay random)
 sinusoidal   adds sines and cosines of angles that grow with the position (Vaswani et al. 2017)
@@ -64,7 +64,7 @@ class Sinusoidal(GPT):
 
 
 class BiasedAttention(CausalSelfAttention):
-    """Attention that adds a number to each score, bias(distance): how far is the query behind the key?"""
+    """Attention that adds a number to each score, bias(distance): how far is the key behind the query?"""
 
     def attend(self, q, k, v):  # q (B, nh, T, hd) of the last T tokens, k and v (B, nh, S, hd)
         position = torch.arange(k.shape[2], device=q.device)  # (S,)
@@ -139,7 +139,7 @@ def train(model, tokens, options):
 @torch.no_grad()
 def loss_by_position(model, tokens):
     """The loss at each position, (LONGEST,), the mean over windows in the first 30,000 tokens. One starts every T
-    tokens, so that each token is a target in the first T positions of a window, in the second T of another ..."""
+    tokens, so nearly each token is a target in the first T positions of a window, in the second T of another ..."""
     windows = tokens[:30_000].unfold(0, LONGEST + 1, T)
     losses = []
     for batch in windows.split(16):
@@ -167,9 +167,10 @@ def main():
     train_data = torch.from_numpy(data.splits["train"].astype("int64"))
     val_data = torch.from_numpy(data.splits["val"].astype("int64"))
     if len(val_data) <= LONGEST:
-        raise UserError("the text is too short; use a longer one")
+        raise UserError(f"{data.name} is too short; use a longer text")
     print("validation loss    as in training   second T tokens     third T    fourth T")
     curves = {}
+    result = f"result: model=gpt dataset={data.name}"
     for name in ("none", "learned", "sinusoidal", "rope", "alibi", "t5"):
         torch.manual_seed(options.seed)
         model = make_model(name, data.tokenizer.vocab_size)
@@ -180,9 +181,10 @@ def main():
         means = losses.view(-1, T).mean(dim=1)  # (4,)
         cells = [f"{mean:14.4f}" for mean in means]
         print(f"{name:15}", *cells)
+        result += f" {name}={means[-1]:.4f}"  # the fourth T tokens
     if options.plot:
         draw(curves)
-    print(f"result: model={name} dataset={data.name} val={means[0]:.4f}")
+    print(result)
 
 
 if __name__ == "__main__":

@@ -2,7 +2,7 @@ r"""Preferences: what does a model learn from comparisons (RLHF), and when does 
 
     python lessons/rlhf.py                  # PPO with names, about 80 seconds
     python lessons/rlhf.py --method=dpo     # from the comparisons directly, and grpo: PPO without a value network
-    python lessons/rlhf.py --beta=0 --plot  # reward hacking, and a plot of it: rlhf.png
+    python lessons/rlhf.py --beta=0 --plot  # without a price for moving from the base, and a plot: rlhf.png
     python sample.py out/rlhf/ppo.pt --temperature=1  # names by the model that the first command trained
 
 It is easy to say which of two answers is better, and hard to write a loss function for "better". So people compare
@@ -371,7 +371,7 @@ def train_reward_model(task, pairs):
 def accuracy(reward, pairs):
     """The fraction of pairs in which the winner has the higher reward(names); a tie counts as half."""
     winners, losers = pairs
-    signs = torch.sign(reward(winners) - reward(losers))  # (n,): 1, -1, or 0 if both names are the same
+    signs = torch.sign(reward(winners) - reward(losers))  # (n,): 1, -1, or 0 for a tie
     return (1 + signs.mean().item()) / 2
 
 

@@ -15,11 +15,12 @@ steps: backpropagation through time (BPTT). At each step, it is multiplied by a 
 the state before. If these matrices mostly shrink the gradient, it vanishes, and the network cannot learn from distant
 letters. If they mostly stretch it, it explodes, and one bad update can ruin the network (Bengio et al. 1994). For a
 state of one number, h_t = 0.5 h_(t-1) + x_t, it halves with each letter: after 20 letters, less than a millionth is
-left. The gates of the LSTM are the answer: a gate near 1 copies a state, together with its gradient.
+left. The gates of the LSTM are the answer: a gate near 1 copies a state, together with its gradient. (So its forget
+gate starts with a bias of 1 here. Without it, as little of the gradient is left at first as in the GRU, about 0.009.)
 
 The table shows how much of the gradient is left k letters back: before training, also with a U ten times as large, and
-after training. A name is a row of its batch, filled up with targets of -1, which the loss ignores. Each row starts from
-a state of zeros, so its gradient is complete.
+after training. A name is a row of its batch, filled up with targets of -1, which the loss ignores. A name starts
+from a state of zeros, so its gradient is complete.
 """
 
 import sys

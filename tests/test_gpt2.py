@@ -390,7 +390,7 @@ def nanogpt(vocab_size: int, prefix: str = "", meta=None, **args) -> GPT:
 META = {"vocab_size": 65, "itos": dict(enumerate(LETTERS.chars)), "stoi": LETTERS.id_of}
 
 
-@pytest.mark.parametrize("options", [{}, {"prefix": "_orig_mod."}, {"bias": True}])
+@pytest.mark.parametrize("options", [{}, {"prefix": "_orig_mod."}, {"bias": True}, {"tie_weights": False}])
 def test_a_checkpoint_of_nanogpt_becomes_a_run(options, call):
     expected = nanogpt(65, meta=META, **options)
     assert call(gpt2, "nano/ckpt.pt")[0] == 0
