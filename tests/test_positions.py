@@ -117,7 +117,7 @@ def test_the_table_has_the_losses_of_four_lengths_and_the_plot_too(call, fails, 
     for row, curve in zip(rows, losses, strict=True):
         assert curve.shape == (128,)
         assert [float(cell) for cell in row[1:]] == [pytest.approx(x.mean().item(), abs=6e-5) for x in curve.split(32)]
-    assert result(out)["val"] == rows[-1][1]
+    assert {name: result(out)[name] for name in NAMES} == {row[0]: row[4] for row in rows}
     assert Path("positions.png").stat().st_size > 10_000
     monkeypatch.setattr(positions, "LONGEST", 10_000)
     assert "too short" in fails(positions, "--dataset=tiny")
