@@ -127,8 +127,8 @@ def widen(options):
     rows = {}
     for width in (4, 16, 64, 256):
         by_hand = rms(staircase(x, width), y)
-        found = trained([1, width, 1], x, y, options)
-        rows[width] = [by_hand, found]
+        by_training = trained([1, width, 1], x, y, options)
+        rows[width] = [by_hand, by_training]
     return rows
 
 

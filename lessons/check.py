@@ -103,7 +103,7 @@ def judge(task, function):
 
 def difference(result, right):
     """Say how two results differ. Returns "" if they are the same."""
-    if isinstance(right, list):  # of tokens
+    if isinstance(right, list):  # tokens
         return "" if result == right else "the lists are not the same"
     try:
         if isinstance(right, float):

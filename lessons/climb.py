@@ -45,7 +45,7 @@ from train import get_batch
 # The n-gram models, by their order n. Order 0 is the uniform model
 NAMES = ("uniform", "unigram", "bigram", "trigram", "4-gram", "5-gram", "6-gram", "7-gram", "8-gram")
 HIGHEST = 8  # the highest order
-DISCOUNT = 0.85  # of Kneser-Ney smoothing
+DISCOUNT = 0.85  # Kneser-Ney smoothing subtracts it from each count
 PLACES = 2000  # where the models are compared
 
 # Shapes: P places, V letters with the newline that ends a name, M = 9 n-gram models, T = block_size

@@ -37,7 +37,7 @@ from train import cut_windows, get_batch
 BINS = 15  # bins of confidence, of equal width, from probability 0 to 1
 STRETCHES = 100  # parts of a text without documents: each counts as one
 CONTEXT = 7  # tokens that the n-gram model reads: an 8-gram without the last one
-DISCOUNT = 0.85  # of Kneser-Ney smoothing
+DISCOUNT = 0.85  # Kneser-Ney smoothing subtracts it from each count
 UNSEEN = "\uffff"  # what an n-gram model reads before a window that begins within a document
 MAX_VOCAB = 256  # because the n-gram model computes the probability of each token at each place
 
@@ -189,7 +189,7 @@ def documents_of(tokens, windows, separator):
     _, number = np.unique(number, return_inverse=True)  # without gaps
     if number.max() == 0:
         raise UserError("one document or window has no two halves to fit and to measure; use more text, or tokens")
-    n_targets = np.diff(windows)[:, 0]  # of each window: stop - start
+    n_targets = np.diff(windows)[:, 0]  # stop - start, for each window
     return np.repeat(number, n_targets)
 
 

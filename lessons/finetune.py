@@ -297,10 +297,10 @@ def scores(model, examples, tokenizer):
     matches = logits.argmax(dim=-1) == y  # (n, T)
     right = matches[in_answer].double().mean()
     exact = (matches | ~in_answer).all(dim=1)  # (n,)
-    found = {"probability": p[in_answer].mean(), "right": right}
-    found["right^length"] = (right ** in_answer.sum(dim=1)).mean()
-    found["exact"] = exact.double().mean()
-    return {name: score.item() for name, score in found.items()}
+    measured = {"probability": p[in_answer].mean(), "right": right}
+    measured["right^length"] = (right ** in_answer.sum(dim=1)).mean()
+    measured["exact"] = exact.double().mean()
+    return {name: score.item() for name, score in measured.items()}
 
 
 def accuracy(model, tasks, words):
@@ -366,12 +366,12 @@ def watch(width, words, options):
     history = []
     for step, _ in train(model, draw_rows, 400, 0.01):
         if step % 50 == 0:
-            found = scores(model, examples, TOKENIZER)
-            history.append((step, found["probability"], found["exact"]))
-            print(f"{width:5} {step:5}", *[f"{value:13.3f}" for value in found.values()], flush=True)
+            measured = scores(model, examples, TOKENIZER)
+            history.append((step, measured["probability"], measured["exact"]))
+            print(f"{width:5} {step:5}", *[f"{value:13.3f}" for value in measured.values()], flush=True)
     if options.plot:
         draw(width, history)
-    return found["exact"]
+    return measured["exact"]
 
 
 def draw(width, history):

@@ -48,7 +48,7 @@ GPT2_OPTIONS = {
 }
 # Activation functions: transformers' names, and those of model.py
 ACTIVATIONS = {"gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh", "gelu": "gelu", "relu": "relu"}
-NANOGPT_ROWS = 50_304  # of its output layer, for GPT-2's tokens: the next multiple of 64
+NANOGPT_ROWS = 50_304  # nanoGPT's output layer has so many rows for GPT-2's tokens: the next multiple of 64
 START_TOKEN = 50_256  # <|endoftext|>, the last of GPT-2's tokens, which started each document in training
 # Three tokens that tell GPT-2's vocabulary from others. (\u0120 is a blank, see byte_letters())
 KNOWN_IDS = {"!": 0, "\u0120the": 262, END: START_TOKEN}

@@ -27,7 +27,7 @@ from ngram import count_contexts, grams_of, kneser_ney
 from prepare_data import load
 
 ORDERS = {"bigram": 2, "6-gram": 6}
-DISCOUNT = 0.85  # of Kneser-Ney smoothing
+DISCOUNT = 0.85  # Kneser-Ney smoothing subtracts it from each count
 LEAST = 30  # letters that a result needs
 
 

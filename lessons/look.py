@@ -49,7 +49,7 @@ IN_TRAINING = ["dropout", "zero_init", "flash", "train_temperature"]
 KINDS = ("char", "gpt2", "bpe")
 GPT2_PATTERN = r"'(?:[sdmt]|ll|ve|re)| ?[\p{L}]+| ?[\p{N}]+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 PATTERNS = (GPT2_PATTERN, GPT2_PATTERN.replace(r"[\p{L}]+", r"[\p{L}][\p{L}\p{M}]*"))
-TOKENS = 300  # of the validation split, with which the page begins
+TOKENS = 300  # the page begins with so many tokens of the validation split
 CHECKED = 32  # predictions that the page compares with PyTorch's
 LARGEST = 400  # megabytes: browsers do not open much larger pages
 

@@ -129,18 +129,18 @@ def make_bowl(condition):
     return minimum, axes * curvatures @ axes.T
 
 
-def descend(rule, torch_class, schedule, bowl, options, more):
+def descend(rule, torch_class, schedule, bowl, options, settings):
     """Minimize 1/2 sum of d H d^T over the rows d of p - minimum, from p = 0. Returns the loss after each step, and the
     largest difference from the parameters of torch's optimizer, which gets the same gradients."""
     minimum, H = bowl
     p, m, v, theirs = torch.zeros(4, *minimum.shape)
-    optimizer = torch_class([theirs], **more)
+    optimizer = torch_class([theirs], **settings)
     losses = []
     difference = 0.0
     for t in range(1, options.steps + 1):
         lr = options.learning_rate * lr_fraction(t, schedule, options.steps, options.warmup)
         g = (p - minimum) @ H
-        rule(p, g, m, v, t, lr, **more)
+        rule(p, g, m, v, t, lr, **settings)
         theirs.grad = g
         optimizer.param_groups[0]["lr"] = lr
         optimizer.step()
@@ -150,12 +150,12 @@ def descend(rule, torch_class, schedule, bowl, options, more):
     return losses, difference
 
 
-def compare(name, rule, torch_class, bowl, options, **more):
+def compare(name, rule, torch_class, bowl, options, **settings):
     """Print a row of the table: the losses after the last step, by schedule. Returns the last of them."""
     differences = []
     print(f"{name:9}", end="")
     for schedule in SCHEDULES:
-        losses, difference = descend(rule, torch_class, schedule, bowl, options, more)
+        losses, difference = descend(rule, torch_class, schedule, bowl, options, settings)
         differences.append(difference)
         print(f"{losses[-1]:13.5f}", end="")
     print(f"{max(differences):14.1e}")

@@ -301,18 +301,19 @@ def main():
     torch.manual_seed(options.seed)
     one_vector = OneVector(config)
     transformer = Transformer(config)
-    train(one_vector, pairs, options, 0.008)
-    train(transformer, pairs, options, 0.002)
+    train(one_vector, pairs, options, learning_rate=0.008)
+    train(transformer, pairs, options, learning_rate=0.002)
     print("\nexact match      OneVector  Transformer")
     for name, test in tests.items():
-        found = exact_match(transformer, test)
-        print(f"{name:12} {exact_match(one_vector, test):13.1%} {found:12.1%}")
+        by_vector = exact_match(one_vector, test)
+        by_attention = exact_match(transformer, test)
+        print(f"{name:12} {by_vector:13.1%} {by_attention:12.1%}")
     print("\nsource, target, and the output of the Transformer")
     for pair, text in zip(test[:5], generate(transformer, test[:5]), strict=True):
         print(*pair, text, sep=" | ")
     if options.plot:
         draw(transformer, test[0])
-    print(f"result: model=transformer dataset={options.pairs or 'letters'} exact_match={found:.4f}")
+    print(f"result: model=transformer dataset={options.pairs or 'letters'} exact_match={by_attention:.4f}")
 
 
 if __name__ == "__main__":

@@ -159,9 +159,9 @@ def number_words(documents, min_count):
     words = []
     indices = []
     for index, document in enumerate(documents):
-        found = WORD.findall(document)
-        words += found
-        indices += [index] * len(found)
+        in_document = WORD.findall(document)
+        words += in_document
+        indices += [index] * len(in_document)
     counts = Counter(words)
     vocab = [word for word, count in counts.most_common() if count >= min_count]
     id_of = {word: i for i, word in enumerate(vocab)}
