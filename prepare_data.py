@@ -16,10 +16,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-import numpy as np
-
 import common
 from common import END, WORLD_SIZE, CharTokenizer, UserError, make_tokenizer, parse, run
+
+import numpy as np
 
 NAMES = Path(__file__).parent / "data" / "names.txt"
 DOWNLOADS = Path("data", "downloads")

@@ -13,9 +13,9 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-import torch
-
 from common import UserError, load_checkpoint, load_model, parse, pick_device, run
+
+import torch
 
 MAX_MEMORY = 2**30  # bytes for the keys and values of the samples that are generated at once
 

@@ -24,13 +24,13 @@ from pathlib import Path
 from time import perf_counter, strftime
 from typing import Literal
 
+from common import RANK, WORLD_SIZE, UserError, load_checkpoint, make_config, pick_device, read_options, run, save_model
+from model import GPT, GPTConfig, check_positive, model_options
+
 import numpy as np
 import torch
 import torch.distributed as dist
 from torch.nn.utils import clip_grad_norm_
-
-from common import RANK, WORLD_SIZE, UserError, load_checkpoint, make_config, pick_device, read_options, run, save_model
-from model import GPT, GPTConfig, check_positive, model_options
 
 RUN_FILES = ("last.pt", "best.pt", "loss.png", "log.jsonl")
 MAY_CHANGE = ("dropout", "flash", "train_temperature")  # options of the model that do not determine its weights

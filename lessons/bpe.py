@@ -19,10 +19,10 @@ from collections import Counter, defaultdict
 from dataclasses import dataclass
 from itertools import pairwise
 
-import regex  # tiktoken needs it, too. Python's own re has no \p{L}
-
 from common import BPETokenizer, UserError, parse, run
 from prepare_data import read_splits, write_text
+
+import regex  # tiktoken needs it, too. Python's own re has no \p{L}
 
 # A text is first cut into words, so that no token spans two of them, as GPT-2 does (Radford et al. 2019). \p{L} is a
 # letter, \p{N} a digit, and \s white space, of any script. A word is what the first of these matches:

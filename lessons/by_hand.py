@@ -18,12 +18,12 @@ sys.path.insert(1, str(Path(__file__).parents[1]))  # the files of the root
 import math
 from dataclasses import dataclass
 
+from attention import Block, Transformer, causal_softmax
+from common import parse, run
+
 import torch
 from torch import nn
 from torch.nn import functional as F
-
-from attention import Block, Transformer, causal_softmax
-from common import parse, run
 
 
 @dataclass

@@ -24,12 +24,12 @@ import math
 from dataclasses import dataclass
 from itertools import pairwise, product
 
+from common import parse, run
+
 import numpy as np
 import torch
 from torch import nn
 from torch.nn import functional as F
-
-from common import parse, run
 
 N_TRAIN = 100  # noisy examples
 N_INPUTS = 20  # numbers per example

@@ -27,11 +27,11 @@ from functools import partial
 from itertools import pairwise
 from textwrap import indent
 
+from common import UserError, parse, run
+
 import torch
 import torch.nn.functional as F
 from torch import ones, randn, tensor, zeros
-
-from common import UserError, parse, run
 
 
 @dataclass

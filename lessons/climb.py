@@ -31,16 +31,16 @@ sys.path.insert(1, str(Path(__file__).parents[1]))  # the files of the root
 
 from dataclasses import dataclass
 
-import numpy as np
-import torch
-import torch.nn.functional as F
-from torch.nn.utils import clip_grad_norm_
-
 from common import parse, run
 from model import GPT, GPTConfig, check_positive
 from ngram import count_contexts, grams_of, kneser_ney
 from prepare_data import load
 from train import get_batch
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch.nn.utils import clip_grad_norm_
 
 # The n-gram models, by their order n. Order 0 is the uniform model
 NAMES = ("uniform", "unigram", "bigram", "trigram", "4-gram", "5-gram", "6-gram", "7-gram", "8-gram")

@@ -22,12 +22,12 @@ sys.path.insert(1, str(Path(__file__).parents[1]))  # the files of the root
 import math
 from dataclasses import dataclass
 
-import torch
-from torch import nn
-
 from attention import Attention, Transformer, estimate_loss, feed_forward, train
 from common import parse, run
 from prepare_data import load
+
+import torch
+from torch import nn
 
 PLAIN = ((nn.Sigmoid, 1.0), (nn.Tanh, 1.0), (nn.Tanh, 5 / 3), (nn.ReLU, 1.0), (nn.ReLU, math.sqrt(2)))  # and the gain
 BLOCKS = ("no residual", "residual", "post-norm", "pre-norm")

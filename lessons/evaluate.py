@@ -25,14 +25,14 @@ import os
 from dataclasses import dataclass
 from typing import Literal
 
-import numpy as np
-import torch
-import torch.nn.functional as F
-
 from common import UserError, load_checkpoint, load_model, parse, run
 from ngram import LONGEST, count_contexts, grams_of, kneser_ney
 from prepare_data import load
 from train import cut_windows, get_batch
+
+import numpy as np
+import torch
+import torch.nn.functional as F
 
 BINS = 15  # bins of confidence, of equal width, from probability 0 to 1
 STRETCHES = 100  # parts of a text without documents: each counts as one

@@ -25,12 +25,12 @@ import copy
 from dataclasses import dataclass
 from timeit import repeat
 
+from common import load_model, parse, run
+from model import GPT, GPTConfig, check_positive
+
 import torch
 from torch import nn
 from torch.nn import functional as F
-
-from common import load_model, parse, run
-from model import GPT, GPTConfig, check_positive
 
 LARGE_MATRIX = 2**17  # matrices with fewer weights stay as they are: they would gain nothing
 BLOCK = 32  # rows in a block of BlockLinear: of 16, 32, 48, 64 and 96, the fastest

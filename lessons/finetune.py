@@ -30,16 +30,16 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Literal
 
+from common import CharTokenizer, UserError, parse, run, save_model
+from model import GPT, GPTConfig, check_positive
+from prepare_data import load
+
 import torch
 import torch.nn.functional as F
 from torch import nn
 from torch.nn.utils import clip_grad_norm_
 from torch.nn.utils.rnn import pad_sequence
 from torch.optim.lr_scheduler import LinearLR
-
-from common import CharTokenizer, UserError, parse, run, save_model
-from model import GPT, GPTConfig, check_positive
-from prepare_data import load
 
 TASKS = {  # the answer of each task, for a name
     "copy": lambda word: word,

@@ -25,11 +25,11 @@ import mmap
 import pickle
 from dataclasses import dataclass
 
-import torch
-
 from common import END, BPETokenizer, UserError, load_model, make_tokenizer, parse, replace_file, run, save_model
 from model import GPT, GPTConfig
 from prepare_data import DOWNLOADS, download
+
+import torch
 
 URL = "https://huggingface.co/openai-community/{name}/resolve/main/model.safetensors"
 # 124 million to 1.6 billion parameters: channels, and the SHA-256 of the file; without it, the server must announce it

@@ -20,11 +20,11 @@ import math
 from collections import Counter
 from dataclasses import dataclass
 
-import numpy as np
-
 from common import UserError, parse, run
 from ngram import count_contexts, grams_of, kneser_ney
 from prepare_data import load
+
+import numpy as np
 
 ORDERS = {"bigram": 2, "6-gram": 6}
 DISCOUNT = 0.85  # Kneser-Ney smoothing subtracts it from each count

@@ -26,10 +26,10 @@ import os
 import zlib
 from dataclasses import asdict, dataclass
 
+from common import UserError, load, load_checkpoint, load_model, parse, replace_file, run
+
 import numpy as np
 import torch
-
-from common import UserError, load, load_checkpoint, load_model, parse, replace_file, run
 
 # The template look.html, and the files that it includes
 ASSETS = Path(__file__).parents[1] / "assets"

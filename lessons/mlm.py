@@ -28,15 +28,15 @@ import random
 import re
 from dataclasses import dataclass
 
+from common import CharTokenizer, UserError, parse, run
+from model import GPT, CausalSelfAttention, GPTConfig
+from prepare_data import load
+
 import torch
 from torch import nn
 from torch.nn import functional as F
 from torch.nn.utils import clip_grad_norm_
 from torch.nn.utils.rnn import pad_sequence
-
-from common import CharTokenizer, UserError, parse, run
-from model import GPT, CausalSelfAttention, GPTConfig
-from prepare_data import load
 
 # Tokens that are no letters: PAD fills up short words, MASK is a hidden letter, END is at both ends of a word
 SPECIAL = "\0_\n"

@@ -20,10 +20,10 @@ sys.path.insert(1, str(Path(__file__).parents[1]))  # the files of the root
 import math
 from dataclasses import dataclass
 
-import torch
-
 from common import parse, run
 from model import check_positive
+
+import torch
 
 SCHEDULES = ("constant", "inverse_sqrt", "step", "wsd", "cosine", "linear")
 

@@ -24,14 +24,14 @@ sys.path.insert(1, str(Path(__file__).parents[1]))  # the files of the root
 import math
 from dataclasses import dataclass
 
+from common import UserError, parse, run
+from model import GPT, CausalSelfAttention, GPTConfig, rope_angles
+from prepare_data import load
+
 import torch
 from torch import nn
 from torch.nn import functional as F
 from torch.nn.utils import clip_grad_norm_
-
-from common import UserError, parse, run
-from model import GPT, CausalSelfAttention, GPTConfig, rope_angles
-from prepare_data import load
 
 T = 64  # tokens in a window of training
 LONGEST = 4 * T  # tokens in a window of evaluation

@@ -31,16 +31,16 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Literal
 
+from common import CharTokenizer, UserError, parse, run, save_model
+from model import GPT, GPTConfig, check_positive
+from ngram import grams_of
+from prepare_data import load
+
 import torch
 from torch import nn
 from torch.nn import functional as F
 from torch.nn.utils import clip_grad_norm_
 from torch.optim.lr_scheduler import LinearLR
-
-from common import CharTokenizer, UserError, parse, run, save_model
-from model import GPT, GPTConfig, check_positive
-from ngram import grams_of
-from prepare_data import load
 
 VOWELS = "aeiouAEIOU"
 MAX_TOKENS = 20  # tokens in a row (T). A name that has not ended by then is cut off

@@ -33,15 +33,15 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
-import torch
-import torch.nn.functional as F
-from torch import nn
-from torch.nn.utils import clip_grad_norm_
-
 from common import UserError, parse, run
 from model import check_positive
 from prepare_data import load
 from train import cut_windows, evaluate, get_batch
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.nn.utils import clip_grad_norm_
 
 CELLS = {"rnn": nn.RNN, "lstm": nn.LSTM, "gru": nn.GRU}  # nn.RNN is Elman's network
 N_EMBD = 32  # channels of a letter's embedding, the input of a cell

@@ -38,15 +38,15 @@ import math
 from dataclasses import dataclass
 from itertools import product
 
-import numpy as np
-import torch
-from torch.nn import functional as F
-from torch.nn.utils import clip_grad_norm_
-
 from common import UserError, parse, run
 from model import GPT
 from prepare_data import load
 from train import Optimizer, TrainConfig, cut_windows, evaluate, get_batch, lr_fraction
+
+import numpy as np
+import torch
+from torch.nn import functional as F
+from torch.nn.utils import clip_grad_norm_
 
 WIDTHS = (16, 24, 32, 48, 64)  # n_embd: each model has about twice as many parameters as the previous model
 PARTS = (8, 4, 2, 1)  # budgets of tokens: an eighth of the largest one, a quarter ...

@@ -30,14 +30,14 @@ import re
 import string
 from dataclasses import dataclass
 
+from common import UserError, make_config, parse, run
+from model import Block, CausalSelfAttention, GPTConfig, make_norm, rope_angles
+
 import torch
 from torch import nn
 from torch.nn import functional as F
 from torch.nn.utils import clip_grad_norm_
 from torch.nn.utils.rnn import pad_sequence
-
-from common import UserError, make_config, parse, run
-from model import Block, CausalSelfAttention, GPTConfig, make_norm, rope_angles
 
 # A token is a byte of a text, so texts can have any letters. END is a newline
 PAD = 0

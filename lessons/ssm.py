@@ -31,13 +31,13 @@ sys.path.insert(1, str(Path(__file__).parents[1]))  # the files of the root
 import math
 from dataclasses import dataclass
 
+from common import parse, run
+from model import GPT, GPTConfig, check_positive
+
 import torch
 import torch.nn.functional as F
 from torch import nn
 from torch.nn.utils import clip_grad_norm_
-
-from common import parse, run
-from model import GPT, GPTConfig, check_positive
 
 PAIRS = (4, 16, 48)  # the columns of the table
 LETTERS = 52  # tokens 0 to 51

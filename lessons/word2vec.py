@@ -34,14 +34,14 @@ import keyword
 from collections import Counter
 from dataclasses import dataclass
 
+from common import UserError, parse, run
+from model import check_positive
+from prepare_data import load
+
 import numpy as np
 import regex  # tiktoken needs it, too. Python's own re has no \p{M}
 import torch
 from torch.nn import functional as F
-
-from common import UserError, parse, run
-from model import check_positive
-from prepare_data import load
 
 # A letter or _, then letters, digits and _. Accents and vowel signs, \p{M}, belong to their letter
 WORD = regex.compile(r"[^\W\d][\w\p{M}]*")

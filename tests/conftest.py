@@ -15,13 +15,13 @@ from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 
-import pytest
-import tiktoken
-import torch
-
 import common
 import prepare_data
 import train
+
+import pytest
+import tiktoken
+import torch
 
 torch.set_num_threads(1)  # the tests' tensors are too small to share out
 # The tests mean the CPU: on a GPU, --device=auto would take that one. start() sees to other processes.

@@ -9,15 +9,15 @@ from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
 
+import attention
+from attention import Attention, Block, Transformer, causal_softmax, head
+from model import GPT, GPTConfig
+
 import pytest
 import torch
 from conftest import LIST, ROOT, result, rung
 from torch import nn
 from torch.nn import functional as F
-
-import attention
-from attention import Attention, Block, Transformer, causal_softmax, head
-from model import GPT, GPTConfig
 
 PARTS = ["no head", "one head", "four heads", "and feed-forward", "residual, norm: a block", "three blocks"]
 

@@ -7,13 +7,13 @@ import unicodedata
 from collections import Counter
 from pathlib import Path
 
-import numpy as np
-import pytest
-from conftest import NAMES, babble
-
 from common import CharTokenizer, UserError, load, make_tokenizer
 from lessons import bpe
 from lessons.bpe import bpe_tokenizer, decode, encode, merge, split_bytes, split_words, train_bpe
+
+import numpy as np
+import pytest
+from conftest import NAMES, babble
 
 # emoji (one of them several code points), CRLF, a combining mark that stands alone, other scripts, runs of white space
 HARD = "naïve 👩‍🚀🎉\r\n\u0301 ½ Ⅷ ١٢ 中文字  \t\n\n   don't we'll İ\u00a0x\u2003y \x1c!\n"

@@ -2,13 +2,13 @@ import math
 import re
 from types import SimpleNamespace
 
+from attention import Block, Transformer, causal_softmax
+from lessons import by_hand
+
 import pytest
 import torch
 from conftest import result
 from torch.nn import functional as F
-
-from attention import Block, Transformer, causal_softmax
-from lessons import by_hand
 
 
 def test_the_table_compares_ten_gradients_and_the_tiles(call):

@@ -1,14 +1,14 @@
 from itertools import pairwise, product
 from pathlib import Path
 
+from lessons import capacity
+from lessons.capacity import error_of, sawtooth, staircase, wave
+
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 from conftest import result
-
-from lessons import capacity
-from lessons.capacity import error_of, sawtooth, staircase, wave
 
 # ----------------------------------------------------------------------------- weights by hand
 

@@ -9,12 +9,12 @@ from collections import Counter
 from itertools import pairwise
 from pathlib import Path
 
+from lessons import bpe, check
+from lessons.check import TASKS, difference, judge
+
 import pytest
 import torch
 from conftest import ROOT, result
-
-from lessons import bpe, check
-from lessons.check import TASKS, difference, judge
 
 # ----------------------------------------------------------------------------- right functions, written from formulas
 

@@ -4,14 +4,14 @@ import functools
 import math
 from pathlib import Path
 
-import pytest
-import torch
-from conftest import result
-
 from lessons import climb
 from lessons.climb import NAMES, choose_places, control_kl, count, divergence
 from ngram import count_contexts, grams_of, kneser_ney
 from prepare_data import load
+
+import pytest
+import torch
+from conftest import result
 
 pytestmark = pytest.mark.usefixtures("names")
 

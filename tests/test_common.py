@@ -11,17 +11,17 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Literal
 
-import numpy as np
-import pytest
-import torch
-from conftest import NAMES, Malicious, babble, posix
-
 import common
 import prepare_data
 import sample
 import train
 from common import END, CharTokenizer, UserError, load, load_checkpoint, load_model, make_tokenizer, pick_device
 from model import GPT, GPTConfig
+
+import numpy as np
+import pytest
+import torch
+from conftest import NAMES, Malicious, babble, posix
 
 # ----------------------------------------------------------------------------- options
 

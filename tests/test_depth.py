@@ -1,11 +1,11 @@
 import math
 
+import attention
+from lessons import depth
+
 import pytest
 import torch
 from conftest import result
-
-import attention
-from lessons import depth
 
 # ----------------------------------------------------------------------------- 1. plain layers
 

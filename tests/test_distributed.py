@@ -7,16 +7,16 @@ import subprocess
 import sys
 from pathlib import Path
 
+import train
+from common import load, load_checkpoint
+from model import GPT
+from train import TrainConfig, cut_windows, evaluate, micro_batches
+
 import numpy as np
 import pytest
 import torch
 from conftest import ROOT, finish, posix, result
 from test_train import CPU, FLOAT32, SHORT, assert_same_run, documents, log_of, step_of
-
-import train
-from common import load, load_checkpoint
-from model import GPT
-from train import TrainConfig, cut_windows, evaluate, micro_batches
 
 # Two micro-batches for each of two processes. Names: the processes have different numbers of targets
 OPTIONS = [*SHORT, "--dataset=list", "--max_iters=6", "--eval_interval=3", "--zero_init=false", "--learning_rate=1e-3"]

@@ -1,12 +1,6 @@
 import math
 from pathlib import Path
 
-import numpy as np
-import pytest
-import torch
-import torch.nn.functional as F
-from conftest import babble, loss_of, result
-
 import prepare_data
 from common import save_model
 from lessons import evaluate
@@ -25,6 +19,12 @@ from model import GPT, GPTConfig
 from ngram import count_contexts, grams_of, kneser_ney
 from prepare_data import load
 from train import cut_windows
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from conftest import babble, loss_of, result
 
 
 def make_run(name: str, block_size: int = 16, scale: float = 3.0) -> GPT:

@@ -3,15 +3,15 @@
 import copy
 from pathlib import Path
 
-import pytest
-import torch
-from conftest import loss_of, result
-from torch.nn.functional import linear
-
 from common import CharTokenizer, load, save_model
 from lessons import fast
 from lessons.fast import BFloat16Linear, BlockLinear, Int8Linear, speed_up
 from model import GPT, GPTConfig
+
+import pytest
+import torch
+from conftest import loss_of, result
+from torch.nn.functional import linear
 
 SMALL = {"vocab_size": 65, "block_size": 16, "n_layer": 2, "n_head": 4, "n_embd": 32, "norm": "rmsnorm"}
 KINDS = [

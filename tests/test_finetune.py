@@ -4,12 +4,6 @@ import copy
 import random
 from pathlib import Path
 
-import numpy as np
-import pytest
-import torch
-from conftest import result
-from torch import nn
-
 import sample
 from common import load, load_checkpoint
 from lessons import finetune
@@ -27,6 +21,12 @@ from lessons.finetune import (
 )
 from lessons.gpt2 import GPT2_OPTIONS
 from model import GPT, GPTConfig
+
+import numpy as np
+import pytest
+import torch
+from conftest import result
+from torch import nn
 
 WORDS = ["stack", "heap", "queue", "lecture", "abs", "noon", "print", "import"]
 SIZES = {"vocab_size": 39, "block_size": 32, "n_layer": 2, "n_head": 4, "n_embd": 32, "zero_init": False}

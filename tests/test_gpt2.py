@@ -4,15 +4,15 @@ import pickle
 from itertools import pairwise
 from pathlib import Path
 
-import pytest
-import torch
-from conftest import Malicious, gpt2_tensors, safetensors
-
 import common
 from common import END, CharTokenizer, UserError, load_model, make_tokenizer
 from lessons import gpt2
 from lessons.bpe import PATTERN, bpe_tokenizer, split_words, train_bpe
 from model import GPT, GPTConfig
+
+import pytest
+import torch
+from conftest import Malicious, gpt2_tensors, safetensors
 
 pytestmark = pytest.mark.usefixtures("gpt2_stand_in")
 

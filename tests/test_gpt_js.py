@@ -4,14 +4,14 @@ it."""
 import json
 import random
 
-import pytest
-import torch
-from conftest import ROOT, babble
-
 from common import CharTokenizer, make_tokenizer
 from lessons import look
 from lessons.bpe import bpe_tokenizer, train_bpe
 from model import GPT, GPTConfig
+
+import pytest
+import torch
+from conftest import ROOT, babble
 
 # An engine without a browser has no TextEncoder
 TEXT_ENCODER = """class TextEncoder {

@@ -5,15 +5,15 @@ import math
 from collections import Counter
 from pathlib import Path
 
-import numpy as np
-import pytest
-from conftest import ROOT, finish, result, start
-
 import ngram
 import prepare_data
 from lessons import guess
 from lessons.guess import entropy, guesses_of_model
 from prepare_data import load
+
+import numpy as np
+import pytest
+from conftest import ROOT, finish, result, start
 
 pytestmark = pytest.mark.usefixtures("long_data")  # data/prose, a text, and data/many, a list of words
 

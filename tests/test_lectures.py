@@ -32,14 +32,6 @@ from types import SimpleNamespace
 if __name__ == "__main__":  # as a script; pytest adds this folder by itself
     sys.path.append(str(Path(__file__).parents[1]))
 
-import numpy as np
-import pytest
-import torch
-from conftest import LIST, rung
-from test_micrograd import gradients
-from test_word2vec import Drawn
-from torch import nn
-
 import common
 import micrograd
 import model
@@ -63,6 +55,14 @@ from lessons.scaling import Law
 from micrograd import Value
 from model import GPT, GPTConfig
 from train import get_batch
+
+import numpy as np
+import pytest
+import torch
+from conftest import LIST, rung
+from test_micrograd import gradients
+from test_word2vec import Drawn
+from torch import nn
 
 pytestmark = pytest.mark.usefixtures("double")
 EXAMPLES: dict[str, tuple[Callable, object]] = {}

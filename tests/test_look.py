@@ -8,17 +8,17 @@ import zlib
 from dataclasses import fields
 from pathlib import Path
 
-import numpy as np
-import pytest
-import torch
-from conftest import ROOT, babble, result
-from test_gpt_js import TEXT_ENCODER
-
 import common
 import prepare_data
 from common import CharTokenizer, load, make_tokenizer, save_model
 from lessons import bpe, look
 from model import GPT, GPTConfig
+
+import numpy as np
+import pytest
+import torch
+from conftest import ROOT, babble, result
+from test_gpt_js import TEXT_ENCODER
 
 SHAPE = {"block_size": 16, "n_layer": 2, "n_head": 2, "n_embd": 16, "zero_init": False}
 

@@ -4,11 +4,11 @@ import math
 import random
 import re
 
+from micrograd import MLP, Layer, Neuron, Value, draw_dot, text_plot, two_moons
+
 import pytest
 import torch
 from conftest import result, rung
-
-from micrograd import MLP, Layer, Neuron, Value, draw_dot, text_plot, two_moons
 
 # ----------------------------------------------------------------------------- every operation
 

@@ -3,16 +3,16 @@ import random
 from collections import Counter
 from pathlib import Path
 
-import numpy as np
-import pytest
-import torch
-from conftest import NAMES, result
-
 import prepare_data
 from common import CharTokenizer, load
 from lessons import mlm
 from lessons.mlm import END, FIRST, MASK, PAD, Classifier, Encoder, encode, fill, hide_letters, letter_loss
 from model import GPT, GPTConfig
+
+import numpy as np
+import pytest
+import torch
+from conftest import NAMES, result
 
 ALPHABET = CharTokenizer(mlm.SPECIAL + "".join(sorted(set("".join(NAMES)))))
 V = ALPHABET.vocab_size

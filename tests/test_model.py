@@ -8,12 +8,12 @@ import subprocess
 import sys
 import tomllib
 
+from model import GPT, CausalSelfAttention, GPTConfig, rope_angles, sample_token
+
 import pytest
 import torch
 from conftest import ROOT
 from torch.nn import functional as F
-
-from model import GPT, CausalSelfAttention, GPTConfig, rope_angles, sample_token
 
 SMALL = {"vocab_size": 65, "block_size": 16, "n_layer": 2, "n_head": 4, "n_embd": 32}
 CHOICES = {

@@ -8,13 +8,13 @@ from collections import Counter
 from functools import partial
 from pathlib import Path
 
+import ngram
+from ngram import add_one, count_contexts, count_letters, grams_of, kneser_ney, mean_nll, sample, train_neural
+
 import pytest
 import torch
 import torch.nn.functional as F
 from conftest import LIST, NAMES, result, rung
-
-import ngram
-from ngram import add_one, count_contexts, count_letters, grams_of, kneser_ney, mean_nll, sample, train_neural
 
 LETTERS = [".", *sorted(set("".join(NAMES)))]
 TEXT = "the cat sat on the mat. the hat sat on the cat"  # one long text: dot=""

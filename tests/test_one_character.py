@@ -5,13 +5,13 @@ import re
 import warnings
 from pathlib import Path
 
-import pytest
-from conftest import result, rung
-
 import prepare_data
 import sample
 import train
 from lessons import evaluate, look
+
+import pytest
+from conftest import result, rung
 
 SHORT = ["--block_size=16", "--n_layer=1", "--n_head=2", "--n_embd=16", "--device=cpu"]
 

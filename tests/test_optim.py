@@ -3,14 +3,14 @@
 from pathlib import Path
 from types import SimpleNamespace
 
+import train
+from lessons import optim
+from lessons.optim import adam, adamw, lr_fraction, muon, newton_schulz, sgd
+
 import numpy as np
 import pytest
 import torch
 from conftest import result
-
-import train
-from lessons import optim
-from lessons.optim import adam, adamw, lr_fraction, muon, newton_schulz, sgd
 
 RULES = {"sgd": sgd, "adam": adam, "adamw": adamw, "muon": muon}
 

@@ -1,12 +1,12 @@
 import math
 from pathlib import Path
 
+from lessons import positions
+from model import GPTConfig
+
 import pytest
 import torch
 from conftest import result
-
-from lessons import positions
-from model import GPTConfig
 
 NAMES = ("none", "learned", "sinusoidal", "rope", "alibi", "t5")
 

@@ -7,14 +7,14 @@ import random
 import threading
 from pathlib import Path
 
-import numpy as np
-import pytest
-from conftest import babble, local_copy
-
 import common
 import prepare_data
 from common import END, Dataset, UserError, load
 from prepare_data import DOWNLOADS, download
+
+import numpy as np
+import pytest
+from conftest import babble, local_copy
 
 
 def write(name: str, content: str | bytes) -> str:

@@ -19,11 +19,6 @@ from dataclasses import fields
 from pathlib import Path
 from types import SimpleNamespace
 
-import pytest
-import test_lectures
-import torch
-from conftest import CLIMB, ROOT, babble, local_copy, result, rung
-
 import common
 import model
 import ngram
@@ -31,6 +26,11 @@ import prepare_data
 import train
 from common import UserError
 from lessons import bpe, optim
+
+import pytest
+import test_lectures
+import torch
+from conftest import CLIMB, ROOT, babble, local_copy, result, rung
 
 PAGES = {path: path.read_text(encoding="utf-8") for path in (ROOT / "README.md", *sorted(ROOT.glob("docs/*.md")))}
 README = PAGES[ROOT / "README.md"]

@@ -5,16 +5,16 @@ import random
 from functools import partial
 from pathlib import Path
 
-import numpy as np
-import pytest
-import torch
-from conftest import result
-
 import prepare_data
 from common import CharTokenizer, load_model
 from lessons import rlhf
 from lessons.rlhf import MAX_TOKENS, Task, complete, drawn, log_probs, rewards
 from model import GPT, GPTConfig
+
+import numpy as np
+import pytest
+import torch
+from conftest import result
 
 TOKENIZER = CharTokenizer(sorted("\nabdeiorstu"))
 NEWLINE = TOKENIZER.encode("\n")[0]

@@ -5,15 +5,15 @@ from collections import Counter
 from contextlib import nullcontext
 from pathlib import Path
 
+from lessons import rnn
+from prepare_data import load
+from train import evaluate
+
 import pytest
 import torch
 import torch.nn.functional as F
 from conftest import result
 from torch import nn
-
-from lessons import rnn
-from prepare_data import load
-from train import evaluate
 
 QUICK = ("--dataset=list", "--max_iters=20", "--n_hidden=16")
 

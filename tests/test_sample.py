@@ -7,14 +7,14 @@ import shutil
 from contextlib import redirect_stdout
 from pathlib import Path
 
+import sample
+from common import END, BPETokenizer, CharTokenizer, load_model, make_tokenizer, save_model
+from model import GPT, GPTConfig
+
 import pytest
 import torch
 from conftest import Malicious, posix, start
 from test_model import gpt
-
-import sample
-from common import END, BPETokenizer, CharTokenizer, load_model, make_tokenizer, save_model
-from model import GPT, GPTConfig
 
 TOKENIZER = CharTokenizer("\n .acehmnot")
 RULE = "-" * 20  # between long texts

@@ -2,14 +2,14 @@ import math
 from itertools import pairwise
 from pathlib import Path
 
-import numpy as np
-import pytest
-from conftest import babble, result
-
 import prepare_data
 from lessons import scaling
 from lessons.scaling import Law, fit_law
 from prepare_data import load
+
+import numpy as np
+import pytest
+from conftest import babble, result
 
 PUBLISHED = Law(E=1.817, A=482, alpha=0.348, B=2085, beta=0.366)  # Chinchilla's runs, by Besiroglu et al. (2024)
 FAMILY = Law(E=0.87, A=170, B=131, alpha=0.585, beta=0.413)

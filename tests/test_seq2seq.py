@@ -1,13 +1,13 @@
 import random
 from pathlib import Path
 
-import pytest
-import torch
-from conftest import result
-
 from lessons import seq2seq
 from lessons.seq2seq import ORIGINAL, PAD, OneVector, Transformer, exact_match, generate, make_batch
 from model import GPTConfig
+
+import pytest
+import torch
+from conftest import result
 
 END = ord("\n")
 

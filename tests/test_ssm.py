@@ -2,15 +2,15 @@
 
 from pathlib import Path
 
+from lessons import ssm
+from model import GPTConfig
+
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 from conftest import result
 from torch import nn
-
-from lessons import ssm
-from model import GPTConfig
 
 LINEAR = ("lti", "linear", "ssm")
 

@@ -11,17 +11,17 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from types import SimpleNamespace
 
-import numpy as np
-import pytest
-import torch
-from conftest import ROOT, finish, local_copy, posix, result, start
-
 import prepare_data
 import sample
 import train
 from common import load, load_checkpoint, load_model
 from model import GPT
 from train import Optimizer, TrainConfig, cut_windows, evaluate, get_batch, lr_fraction, micro_batches
+
+import numpy as np
+import pytest
+import torch
+from conftest import ROOT, finish, local_copy, posix, result, start
 
 TINY = ["--dataset=tiny", "--block_size=16", "--n_layer=1", "--n_head=2", "--n_embd=16", "--batch_size=8"]
 TINY += ["--eval_tokens=0", "--device=cpu", "--dtype=float32"]

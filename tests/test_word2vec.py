@@ -1,14 +1,14 @@
 from pathlib import Path
 
+import prepare_data
+from lessons import word2vec
+from lessons.word2vec import cosine, loss_and_gradients, nearest, number_words, precision_at_10, python_classes
+
 import numpy as np
 import pytest
 import torch
 from conftest import babble, result
 from torch.nn import functional as F
-
-import prepare_data
-from lessons import word2vec
-from lessons.word2vec import cosine, loss_and_gradients, nearest, number_words, precision_at_10, python_classes
 
 CODE = """
 class Counter(dict):
