@@ -6,6 +6,7 @@ model, tokenizer = load_model("out/names")  # the best.pt of a run of train.py
 
 import base64
 import dataclasses
+import gc
 import inspect
 import json
 import os
@@ -15,12 +16,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import get_args
 
-import numpy as np
-import torch
+# Before torch is imported: its idle threads give a core free sooner, and Python seldom looks for garbage in its objects
+os.environ.setdefault("GOMP_SPINCOUNT", "2000")
+gc.set_threshold(200_000)
 
-# torchrun starts several processes, and sets these variables
-RANK = int(os.environ.get("RANK", 0))  # the number of this process; process 0 prints and writes files
-LOCAL_RANK = int(os.environ.get("LOCAL_RANK", 0))  # its number on this computer, and the number of its GPU
+import numpy as np  # noqa: E402
+import torch  # noqa: E402
+
+RANK = int(os.environ.get("RANK", 0))  # torchrun numbers its processes; process 0 prints and writes files
+LOCAL_RANK = int(os.environ.get("LOCAL_RANK", 0))  # the number on this computer, and the number of its GPU
 WORLD_SIZE = int(os.environ.get("WORLD_SIZE", 1))  # how many processes there are
 END = "<|endoftext|>"  # the token between documents of several lines, as in GPT-2
 
@@ -32,6 +36,7 @@ class UserError(Exception):
 def run(main):
     """Run main(). UserError, and errors of the computer, print one line, and end the script with status 2."""
     try:
+        gc.freeze()  # nor at the end
         main()
         sys.stdout.flush()
     except UserError as error:
@@ -91,24 +96,24 @@ def read_options(cls, doc, argument=""):
             text = "true"
         if name not in kinds:
             raise UserError(f"unknown option {word}; write --name=value; --help lists the options")
-        given[name] = convert(f"--{name}", text, kinds[name])
+        given[name] = convert(name, text, kinds[name])
     return given
 
 
-def convert(what, text, kind):
-    """The text of an option as a value of its type: str, bool, int, float or Literal. what: its name in an error."""
+def convert(name, text, kind):
+    """The text of an option as a value of its type: str, bool, int, float or Literal. Raises UserError."""
     choices = ("false", "true") if kind is bool else get_args(kind)
     if choices:
         text = text.lower()
         if text not in choices:
-            raise UserError(f"{what}={text} is unknown; choose from {', '.join(choices)}")
+            raise UserError(f"--{name}={text} is unknown; choose from {', '.join(choices)}")
         return text == "true" if kind is bool else text
     try:
         value = kind(text)
     except ValueError:
         value = -1
     if kind is not str and not 0 <= value < 2**31:
-        raise UserError(f"{what}={text} is not possible; give a number of type {kind.__name__}, 0 or more, below 2^31")
+        raise UserError(f"--{name}={text} is not possible; give a number of type {kind.__name__}, from 0 to 2^31")
     return value
 
 
@@ -125,10 +130,9 @@ def pick_device(name="auto", dtype="float32"):
         raise UserError(f"cannot use the device {name} ({error}); use --device=cpu") from error
     if dtype == "auto":
         dtype = "float32"
-        units = torch.cpu.get_capabilities()
         if device.type == "cuda":
             dtype = "bfloat16" if torch.cuda.get_device_capability() >= (8, 0) else "float16"
-        elif device.type == "cpu" and units.get("avx512_bf16") and WORLD_SIZE == 1:
+        elif device.type == "cpu" and torch.cpu.get_capabilities().get("avx512_bf16") and WORLD_SIZE == 1:
             dtype = "bfloat16"  # Intel's servers since 2023, and AMD's processors since Zen 4, multiply it fast
     torch.set_float32_matmul_precision("high")  # TF32 on CUDA cards that have it: 10 bits of mantissa, much faster
     return device, torch.autocast(device.type, getattr(torch, dtype), enabled=dtype != "float32")
@@ -225,8 +229,7 @@ def load(name):
 
 
 # ----------------------------------------------------------------------------- checkpoints
-# A checkpoint is a dict of tensors and plain values, so that opening one runs no code: config (the options), model (the
-# weights), tokenizer (its fields), start_token, separator, dataset ...
+# A checkpoint is a dict: config (the options), model (the weights), tokenizer (its fields), start_token, dataset ...
 
 
 def replace_file(path, write):
@@ -254,8 +257,7 @@ def load_checkpoint(name):
     if path.is_dir():
         path = path / "best.pt"
     if not path.exists():
-        command = "python lessons/gpt2.py" if "gpt2" in str(name) else "python train.py"
-        raise UserError(f"there is no checkpoint {name or path}; name another run, or make it: {command}")
+        raise UserError(f"there is no checkpoint {path}; make it: python train.py, or for gpt2: python lessons/gpt2.py")
     try:
         checkpoint = torch.load(path, map_location="cpu", weights_only=True)
         checkpoint["config"], checkpoint["tokenizer"]  # a KeyError if it is of something else
@@ -264,15 +266,14 @@ def load_checkpoint(name):
     return checkpoint
 
 
-def load_model(name, **changes):
+def load_model(name):
     """The model, on the CPU and in evaluation mode, and its tokenizer. name: as for load_checkpoint(), or its result.
-    changes: options of the model, such as dropout=0.1. Raises UserError."""
+    Raises UserError."""
     from model import GPT, GPTConfig, model_options  # here: few scripts need the model
 
     checkpoint = name if isinstance(name, dict) else load_checkpoint(name)
-    options = {**model_options(checkpoint["config"]), **changes}
     try:
-        model = GPT(GPTConfig(**options))
+        model = GPT(GPTConfig(**model_options(checkpoint["config"])))
         model.load_state_dict(checkpoint["model"])
     except (LookupError, ValueError, RuntimeError) as error:
         raise UserError(f"the checkpoint does not fit model.py ({error}); use the code that wrote it") from error

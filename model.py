@@ -23,6 +23,8 @@ class GPTConfig:
     # The number of distinct tokens, which train.py takes from the dataset
     vocab_size: int = 65
     block_size: int = 128  # context length in tokens
+    # The token that starts each document, where attention stops; -1: there is none. Also from the dataset
+    separator: int = -1
     n_layer: int = 4  # number of transformer blocks
     n_head: int = 4  # attention heads per block, a divisor of n_embd
     n_kv_head: int = 0  # key/value heads; fewer than n_head: several query heads share one; 0: n_head
@@ -87,11 +89,12 @@ class CausalSelfAttention(nn.Module):
         self.c_attn = nn.Linear(C, width, bias=config.bias)
         self.c_proj = nn.Linear(C, C, bias=config.bias)
         self.attn_dropout = nn.Dropout(config.dropout)
-        self.dropout = nn.Dropout(config.dropout)
+        self.dropout = nn.Dropout1d(config.dropout)
 
-    def forward(self, x, rope=None, cache=None):
-        """x (B, T, C) -> (B, T, C). rope: cosines and sines of the T positions, or None. cache: in generation, the
-        keys and values (B, n_kv_head, block_size, hd) of this layer, and the position of the first of the T tokens."""
+    def forward(self, x, rope=None, mask=None, cache=None):
+        """x (B, T, C) -> (B, T, C). rope: cosines and sines of the T positions, or None. mask: as in attend().
+        cache: in generation, the keys and values (B, n_kv_head, block_size, hd) of this layer, and the position of the
+        first of the T tokens."""
         config = self.config
         nh = config.n_head
         n_kv = config.n_kv_head
@@ -118,28 +121,31 @@ class CausalSelfAttention(nn.Module):
         if n_kv < nh:  # grouped queries (Ainslie et al. 2023): nh / n_kv query heads share a key/value head
             k = k.repeat_interleave(nh // n_kv, dim=1)
             v = v.repeat_interleave(nh // n_kv, dim=1)
-        y = self.attend(q, k, v)  # (B, nh, T, hd)
+        y = self.attend(q, k, v, mask)  # (B, nh, T, hd)
         y = y.transpose(1, 2)  # (B, T, nh, hd)
         y = y.flatten(2)  # concatenate the heads, (B, T, C)
-        return self.dropout(self.c_proj(y))
+        y = self.c_proj(y)
+        return self.dropout(y.mT).mT
 
-    def attend(self, q, k, v):
-        """q (B, nh, T, hd) of the last T tokens, k and v (B, nh, S, hd) of all S tokens -> (B, nh, T, hd)"""
+    def attend(self, q, k, v, mask=None):
+        """q (B, nh, T, hd) of the last T tokens, k and v (B, nh, S, hd) of all S tokens -> (B, nh, T, hd). mask
+        (B, 1, T, S): true where a token can attend to another; None: to itself and all earlier ones (T is S or 1)."""
         config = self.config
         T = q.shape[2]
-        S = k.shape[2]
         # In training on a CPU, the formula is faster with dropout, and in bfloat16 up to 512 tokens
         formula_is_faster = config.dropout > 0 or (q.dtype == torch.bfloat16 and T <= 512)
-        fused = config.flash and not (self.training and q.is_cpu and formula_is_faster)
-        if fused and T in (1, S):  # a token after cached ones needs no mask; S new tokens need the causal one
+        if config.flash and not (self.training and q.is_cpu and formula_is_faster):
             dropout = config.dropout if self.training else 0.0
-            return F.scaled_dot_product_attention(q, k, v, dropout_p=dropout, is_causal=T > 1)
-        mask = torch.full((T, S), -math.inf, dtype=q.dtype, device=q.device)
-        mask = mask.triu(S - T + 1)  # -inf where the key is later than the query, else 0
+            causal = mask is None and T > 1  # one token after those in the cache attends to all
+            return F.scaled_dot_product_attention(q, k, v, mask, dropout, causal)
+        if mask is None:
+            S = k.shape[2]
+            mask = torch.ones(T, S, dtype=torch.bool, device=q.device)
+            mask = mask.tril(S - T)
         # Divided by sqrt(hd), scores stay near 1 in size, so softmax does not put all weight on one token
         q = q / math.sqrt(config.head_dim)
-        wei = q @ k.transpose(-2, -1)  # (B, nh, T, S): scores
-        wei = wei + mask
+        wei = q @ k.mT  # (B, nh, T, S): scores
+        wei = wei.masked_fill(~mask, -math.inf)
         wei = wei.softmax(dim=-1)  # row t: how strongly token t attends to each token
         return self.attn_dropout(wei) @ v
 
@@ -175,7 +181,7 @@ class MLP(nn.Module):
         self.c_fc = nn.Linear(C, outputs, bias=config.bias)
         self.c_proj = nn.Linear(width, C, bias=config.bias)
         self.activation = config.activation
-        self.dropout = nn.Dropout(config.dropout)
+        self.dropout = nn.Dropout1d(config.dropout)
 
     def forward(self, x):
         """(B, T, C) -> (B, T, C)"""
@@ -191,7 +197,8 @@ class MLP(nn.Module):
             x = F.relu(x)
             if self.activation == "relu2":  # (So et al. 2021)
                 x = x * x
-        return self.dropout(self.c_proj(x))
+        x = self.c_proj(x)
+        return self.dropout(x.mT).mT
 
 
 def make_norm(config):
@@ -210,8 +217,8 @@ class Block(nn.Module):
         self.ln_2 = make_norm(config)
         self.mlp = MLP(config)
 
-    def forward(self, x, rope=None, cache=None):
-        x = x + self.attn(self.ln_1(x), rope, cache)  # tokens communicate
+    def forward(self, x, rope=None, mask=None, cache=None):
+        x = x + self.attn(self.ln_1(x), rope, mask, cache)  # tokens communicate
         return x + self.mlp(self.ln_2(x))  # each token computes
 
 
@@ -232,7 +239,7 @@ class GPT(nn.Module):
         layers["h"] = nn.ModuleList(Block(config) for _ in range(config.n_layer))
         layers["ln_f"] = make_norm(config)
         self.transformer = layers
-        self.dropout = nn.Dropout(config.dropout)
+        self.dropout = nn.Dropout1d(config.dropout)
         self.lm_head = nn.Linear(C, V, bias=False)
         if config.tie_weights:
             self.lm_head.weight = self.transformer.wte.weight
@@ -285,15 +292,21 @@ class GPT(nn.Module):
         limit = self.config.block_size
         if limit < S:
             raise ValueError(f"{S} tokens exceed the context of {limit}; give only the last tokens")
-        x = self.dropout(self.embed(idx, start))
+        x = self.embed(idx, start)
+        x = self.dropout(x.mT).mT  # the same channels are dropped at all positions, which is faster on a CPU
         rope = None
         if self.config.position == "rope":
             rope = self.rope_table[:, start:S]
+        mask = None
+        if self.config.separator >= 0 or 0 < start < S - 1:
+            document = (idx == self.config.separator).cumsum(dim=1)  # (B, S): the number of each token's document
+            same = document[:, start:, None] == document[:, None]  # (B, T, S)
+            mask = same.tril(start)[:, None]  # and not later
         for i, block in enumerate(self.transformer.h):
             layer_cache = None
             if cache is not None:
                 layer_cache = (*cache[i], start)
-            x = block(x, rope, layer_cache)
+            x = block(x, rope, mask, layer_cache)
         return self.transformer.ln_f(x)
 
     def embed(self, idx, start=0):
@@ -305,11 +318,14 @@ class GPT(nn.Module):
             w_prev[1] embeds the token before       _  e  m  m
         """
         S = idx.shape[1]
-        lookback = self.config.lookback
+        V = self.config.vocab_size
         x = self.transformer.wte(idx[:, start:])
-        padded = F.pad(idx, (lookback, 0), value=self.config.vocab_size)  # _ _ e m m a
-        for i, table in enumerate(self.transformer.w_prev):
-            x = x + table(padded[:, start + i : S + i])  # the token lookback - i before
+        inside = idx != self.config.separator  # where a token has one before it in its document
+        earlier = idx
+        for table in reversed(self.transformer.w_prev):
+            earlier = F.pad(earlier, (1, -1), value=V)  # the token before: without the last one, with one in front
+            earlier = earlier.where(inside, V)
+            x = x + table(earlier[:, start:])
         if self.config.position == "learned":
             x = x + self.transformer.wpe.weight[start:S]
         return x

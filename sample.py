@@ -40,23 +40,22 @@ class Options:
 
 
 def answer(model, checkpoint, tokenizer, prompt, options):
-    """Print samples that continue a prompt. checkpoint: its start_token starts each sample, and its separator ends each
-    document; both can be None."""
+    """Print samples that continue a prompt. checkpoint: its start_token, if it has one, starts each sample."""
     start_token = checkpoint.get("start_token")
-    separator = checkpoint.get("separator")
+    separator = model.config.separator
     ids = tokenizer.encode(prompt)
     if start_token is not None:
         ids = [start_token, *ids]
     ids = ids or tokenizer.encode("\n")  # a line starts here
     end = None  # the text that ends a sample
-    if separator is not None:
+    if separator >= 0:  # it ends a document
         end = tokenizer.decode([separator])
     elif options.stop:
         end = "\n"
     config = model.config
     size = 2 * 4 * config.n_layer * config.block_size * config.n_kv_head * config.head_dim  # bytes of a sample's cache
     at_once = max(MAX_MEMORY // size, 1)
-    missing = options.num_samples or (1 if separator is None else 20)
+    missing = options.num_samples or (20 if separator >= 0 else 1)
     while missing > 0:
         n = min(missing, at_once)
         missing -= n

@@ -6,7 +6,7 @@
     torchrun --nproc_per_node=4 train.py config/gpt2.toml   # four GPUs split each batch
 
 Options of the command line count more than those of a file, and these more than the defaults below. A run lives in
-out/<run>/: last.pt (to resume), best.pt (to sample), log.jsonl (options and losses), and loss.png.
+out/<run>/: last.pt (to resume), best.pt (to sample), and log.jsonl (options and losses).
 """
 
 import contextlib
@@ -17,7 +17,6 @@ import os
 import signal
 import sys
 import tomllib
-from collections import defaultdict
 from dataclasses import asdict, dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -32,7 +31,8 @@ import torch
 import torch.distributed as dist
 from torch.nn.utils import clip_grad_norm_
 
-RUN_FILES = ("last.pt", "best.pt", "loss.png", "log.jsonl")
+# What counting reaches, to compare with
+COUNTED = {"names": "uniform 3.2958 nats per token of val\nbigram  2.4533, by bigram.py\n6-gram  1.9832, by ngram.py"}
 MAY_CHANGE = ("dropout", "flash", "train_temperature")  # options of the model that do not determine its weights
 
 
@@ -42,14 +42,18 @@ class TrainConfig(GPTConfig):
     out_dir: str = ""  # folder of the run; by default out/ and the name of the config or dataset
     init_from: str = "scratch"  # scratch; resume; or weights to start from: out/names, or gpt2
     seed: int = 1337  # random seed for initialization, batches and dropout
+    n_layer: int = 2  # number of transformer blocks
+    lookback: int = 2
+    dropout: float = 0.08
+    train_temperature: float = 0.9
     block_size: int = 32  # context length in tokens; the longest name has 15 letters
-    batch_size: int = 128  # pieces of text (windows) in memory at a time: a micro-batch
+    batch_size: int = 48  # pieces of text (windows) in memory at a time: a micro-batch
     gradient_accumulation_steps: int = 1  # micro-batches per step, of all processes together
     max_iters: int = 1000  # number of steps
     optimizer: Literal["muon", "adamw"] = "muon"  # muon: for the matrices in the blocks, and adamw for the others
-    learning_rate: float = 3e-3  # peak learning rate of adamw
-    muon_learning_rate: float = 0.01  # peak learning rate of muon
-    schedule: Literal["constant", "linear", "cosine", "wsd"] = "linear"  # wsd: falls in the last fifth
+    learning_rate: float = 1e-2  # peak learning rate of adamw
+    muon_learning_rate: float = 0.02  # peak learning rate of muon
+    schedule: Literal["constant", "linear", "cosine"] = "linear"  # how the learning rates fall after the warmup
     warmup_iters: int = 20  # steps in which the learning rates rise to their peaks
     min_lr: float = 0.0  # final learning_rate; muon's falls to the same fraction
     weight_decay: float = 0.0  # matrices shrink by lr * weight_decay in each step
@@ -70,7 +74,7 @@ class TrainConfig(GPTConfig):
 
 
 # A window is a piece of the text that the model reads at once, a pair (start, stop): the tokens from start to stop - 1
-# are inputs, those from start + 1 to stop are targets. A window ends where its document ends, such as a name.
+# are inputs, those from start + 1 to stop are targets. In evaluation, a window ends where its document ends, as a name.
 
 
 def cut_windows(data, split, config, n_tokens=math.inf):
@@ -83,7 +87,8 @@ def cut_windows(data, split, config, n_tokens=math.inf):
     starts = np.concatenate([np.arange(start, stop, config.block_size) for start, stop in pairwise(edges)])
     stops = np.append(starts[1:], edges[-1])  # the next window starts where this one stops
     windows = np.stack((starts, stops), axis=1)
-    n = max(int(len(windows) * min(n_tokens / len(tokens), 1)), 1)
+    fraction = min(n_tokens / len(tokens), 1)
+    n = max(int(len(windows) * fraction), 1)
     return windows[np.arange(n) * len(windows) // n]
 
 
@@ -95,28 +100,26 @@ def get_batch(tokens, windows, device):
     positions = starts + np.arange(T + 1)  # (B, T + 1): inputs, and the last target
     ids = torch.from_numpy(tokens[np.minimum(positions, stops)].astype(np.int64))
     x = ids[:, :-1]
-    y = ids.where(torch.from_numpy(positions <= stops), -1)[:, 1:]
+    inside = torch.from_numpy(positions <= stops)
+    y = ids.where(inside, -1)[:, 1:]
     if device.type == "cuda":  # the CPU need not wait for a copy from pinned memory
         x = x.pin_memory()
         y = y.pin_memory()
     return x.to(device, non_blocking=True), y.to(device, non_blocking=True)
 
 
-def micro_batches(data, windows, config, step, device):
+def micro_batches(data, starts, config, step, device):
     """Yield the micro-batches of a step in this process: inputs, targets, and their share of all targets. They follow
-    from seed and step alone. windows: those to draw from; None: they can start anywhere in a long text."""
+    from seed and step alone. starts (n,): where a window can start; a number: at all tokens before it."""
     tokens = data.splits["train"]
     rng = np.random.default_rng((config.seed, step))
     n = config.gradient_accumulation_steps * config.batch_size
-    if windows is None:
-        starts = rng.integers(len(tokens) - config.block_size, size=n)
-        drawn = np.stack((starts, starts + config.block_size), axis=1)
-    else:
-        drawn = windows[rng.integers(len(windows), size=n)]
-    n_targets = np.diff(drawn).sum()  # stop - start of each window
-    mine = drawn[RANK::WORLD_SIZE]
-    for i in range(0, len(mine), config.batch_size):
-        part = mine[i : i + config.batch_size]
+    drawn = rng.choice(starts, size=n)
+    stops = np.minimum(drawn + config.block_size, len(tokens) - 1)
+    windows = np.stack((drawn, stops), axis=1)
+    n_targets = np.diff(windows).sum()  # stop - start of each window
+    mine = windows[RANK::WORLD_SIZE]
+    for part in np.split(mine, range(config.batch_size, len(mine), config.batch_size)):
         x, y = get_batch(tokens, part, device)
         yield x, y, np.diff(part).sum() / n_targets
 
@@ -124,12 +127,14 @@ def micro_batches(data, windows, config, step, device):
 @torch.no_grad()
 def evaluate(model, data, split, config, autocast):
     """The mean loss over windows of a split, in nats per token. Several processes split the windows."""
-    windows = cut_windows(data, split, config, config.eval_tokens or len(data.splits["val"]))[RANK::WORLD_SIZE]
+    n_tokens = config.eval_tokens or len(data.splits["val"])
+    windows = cut_windows(data, split, config, n_tokens)[RANK::WORLD_SIZE]
     total = 0.0
     count = 0
     model.eval()
     for i in range(0, len(windows), config.batch_size):
-        x, y = get_batch(data.splits[split], windows[i : i + config.batch_size], model.device)
+        part = windows[i : i + config.batch_size]
+        x, y = get_batch(data.splits[split], part, model.device)
         with autocast:
             _, loss = model(x, y)
         n = y.ne(-1).sum().item()
@@ -149,15 +154,16 @@ def sum_of_all(value):
 
 def train(config, data, model, checkpoint, autocast):
     """Train until the last step, or a signal such as Ctrl-C. Returns whether one came. autocast: of pick_device()."""
-    windows = None if data.separator is None else cut_windows(data, "train", config)
+    if data.separator is None:
+        starts = len(data.splits["train"]) - config.block_size  # a window can start anywhere before
+    else:  # where a document starts, or a further part of a long one; other documents follow in the window
+        starts = cut_windows(data, "train", config)[:, 0]
     optimizer = Optimizer(model, config, autocast.fast_dtype)
     # In float16, small gradients would become 0. So the scaler multiplies the loss, and later divides the gradients
     scaler = torch.amp.GradScaler(model.device.type, enabled=autocast.fast_dtype == torch.float16)
-    step = 0
-    best = math.inf  # the lowest validation loss
+    step = checkpoint.get("step", 0)
+    best = checkpoint.get("best", math.inf)  # the lowest validation loss
     if "optimizer" in checkpoint:  # a resumed run
-        step = checkpoint["step"]
-        best = checkpoint["best"]
         optimizer.load_state_dict(checkpoint["optimizer"])
         scaler.load_state_dict(checkpoint["scaler"])
     stopped = False
@@ -170,7 +176,7 @@ def train(config, data, model, checkpoint, autocast):
             torch.manual_seed(hash((config.seed, step, RANK)))
             # ---- forward and backward: the gradients of the micro-batches, and of all processes, add up in p.grad
             losses.append(0.0)  # becomes a tensor: to read it in each step would wait for a GPU
-            for x, y, share in micro_batches(data, windows, config, step, model.device):
+            for x, y, share in micro_batches(data, starts, config, step, model.device):
                 with autocast:
                     _, loss = model(x, y)
                 scaler.scale(loss * share).backward()
@@ -211,8 +217,7 @@ def log_steps(log, config, step, losses, began):
     loss = sum_of_all(sum(losses).item()) / len(losses)  # each process has a part of it
     check_finite(loss)
     seconds = (perf_counter() - began) / len(losses)  # per step
-    seconds_left = (config.max_iters - step) * seconds
-    write_line(log, step, train=loss, ms_per_step=1000 * seconds, seconds_left=seconds_left)
+    write_line(log, step, train=loss, ms_per_step=1000 * seconds, seconds_left=(config.max_iters - step) * seconds)
 
 
 def write_line(log, step, **figures):
@@ -240,7 +245,7 @@ class Optimizer:  # torch.optim has a slower Muon, and takes a second to start
         """Update the parameters, with this fraction of the peak learning rates."""
         config = self.config
         self.updates += 1
-        matrices = defaultdict(list)  # {shape: pairs of a matrix and its direction}
+        matrices = {}  # {shape: pairs of a matrix and its direction}
         for (name, p), averages in zip(self.params.items(), self.averages, strict=True):
             if len(averages) == 2:
                 adamw(p, *averages, self.updates, fraction * config.learning_rate, config)
@@ -251,7 +256,7 @@ class Optimizer:  # torch.optim has a slower Muon, and takes a second to start
             kv = config.head_dim * config.n_kv_head
             rows = [config.n_embd, kv, kv] if "c_attn" in name else len(p)  # c_attn: q, k and v apart
             for matrix, direction in zip(p.split(rows), u.split(rows), strict=True):
-                matrices[matrix.shape].append((matrix, direction))
+                matrices.setdefault(matrix.shape, []).append((matrix, direction))
         for pairs in matrices.values():  # matrices of one shape together, which is faster
             muon(pairs, fraction * config.muon_learning_rate, config, self.dtype)
 
@@ -303,9 +308,7 @@ def lr_fraction(step, config):
         return step / start
     if config.schedule == "constant":
         return 1.0
-    if config.schedule == "wsd":  # warmup, stable, decay (Hu et al. 2024)
-        start = max(start, 0.8 * end)
-    remaining = min((end - step) / (end - start), 1.0)  # falls from 1 to nearly 0
+    remaining = (end - step) / (end - start)  # falls from 1 to nearly 0
     if config.schedule == "cosine":
         remaining = (1 - math.cos(math.pi * remaining)) / 2
     floor = config.min_lr / config.learning_rate
@@ -321,7 +324,7 @@ def save(config, data, model, name, **entries):
     """Write a checkpoint, unless a weight is NaN or infinite: a model that diverged never replaces a good one."""
     check_finite(sum(p.detach().sum() for p in model.parameters()))
     if RANK == 0:
-        entries.update(dataset=data.name, separator=data.separator, start_token=data.start_token)
+        entries.update(dataset=data.name, start_token=data.start_token)
         save_model(Path(config.out_dir, name), model, data.tokenizer, **entries)
 
 
@@ -330,14 +333,11 @@ def open_log(config, step):
     if RANK > 0:
         return open(os.devnull, "w")
     folder = Path(config.out_dir)
-    folder.mkdir(parents=True, exist_ok=True)
-    earlier = [folder / name for name in RUN_FILES if (folder / name).exists()]
-    if earlier and step == 0:
-        target = Path(f"{folder}-{strftime('%Y%m%d-%H%M%S')}")
-        target.mkdir()
-        for file in earlier:
-            file.rename(target / file.name)
+    if step == 0 and any(folder.glob("*.pt")):
+        target = f"{folder}-{strftime('%Y%m%d-%H%M%S')}"
+        folder.rename(target)
         print(f"moved the earlier run to {target}")
+    folder.mkdir(parents=True, exist_ok=True)
     log = open(folder / "log.jsonl", "a", buffering=1)  # noqa: SIM115
     log.write(json.dumps(asdict(config)) + "\n")
     return log
@@ -370,7 +370,7 @@ def read_config():
     name = ""
     for word in sys.argv[1:]:
         if word.endswith(".toml"):  # replace it by its options, at the front: later ones count more
-            path = Path(word.removeprefix("--config="))
+            path = Path(word)
             name = path.stem
             try:
                 values = tomllib.loads(path.read_text(encoding="utf-8"))
@@ -390,9 +390,9 @@ def read_config():
     fixed = model_options(saved)  # options that must stay
     if init_from == "resume":
         fixed.update(optimizer=saved["optimizer"], dataset=saved["dataset"])
-    else:  # a new run begins with the weights alone
-        saved = fixed  # the others are not taken over
-        checkpoint.pop("optimizer", None)
+    else:  # a new run, from these weights
+        saved = fixed  # the other options are not taken over
+        checkpoint = {name: checkpoint[name] for name in ("model", "tokenizer")}
     config = make_config(TrainConfig, {**saved, **given})
     for name, value in fixed.items():
         if name not in MAY_CHANGE and getattr(config, name) != value:
@@ -401,40 +401,23 @@ def read_config():
 
 
 def report(config, data, model, autocast):
-    """Print the losses of the best model, samples, and the result line; draw loss.png."""
+    """Print the losses of the best model, samples, and the result line."""
     from sample import Options, answer  # here: only the report needs it
 
     best = load_checkpoint(config.out_dir)
     model.load_state_dict(best["model"])
     result = f"\nresult: model=gpt dataset={data.name} params={model.num_params()}"
+    print(COUNTED.get(data.name, ""))
     for split in data.splits:
-        loss = evaluate(model, data, split, config, autocast)
+        loss = best["val"]  # known already
+        if split != "val":
+            loss = evaluate(model, data, split, config, autocast)
         bits = data.bits_per_byte(loss, split)
-        print(f"{split:5}  {loss:.4f} nats per token, perplexity {np.exp(loss):.2f}, {bits:.4f} bits per byte")
+        print(f"{split:7} {loss:.4f} nats per token, perplexity {np.exp(loss):.2f}, {bits:.4f} bits per byte")
         result += f" {split}={loss:.4f}"
-    if RANK == 0:
-        draw_losses(Path(config.out_dir))
     print("\nsamples of the best model, temperature 0.8:")
     answer(model.eval(), best, data.tokenizer, "", Options())
     print(f"{result} out_dir={config.out_dir}")
-
-
-def draw_losses(folder):
-    """Draw the losses in log.jsonl into loss.png, if matplotlib is installed."""
-    try:
-        from matplotlib.figure import Figure
-    except ImportError:
-        return
-    with open(folder / "log.jsonl") as lines:
-        log = [json.loads(line) for line in lines]
-    axes = Figure().subplots()
-    axes.set(xlabel="step", ylabel="loss, nats per token")
-    for name in ("train", "val"):
-        losses = {entry["step"]: entry[name] for entry in log if name in entry}
-        axes.plot(losses.keys(), losses.values(), label=name)
-    axes.legend()
-    axes.figure.savefig(folder / "loss.part.png")
-    os.replace(folder / "loss.part.png", folder / "loss.png")
 
 
 def main():
@@ -456,6 +439,7 @@ def main():
     if data.separator is None and min(map(len, data.splits.values())) <= config.block_size:
         raise UserError(f"{data.name} is shorter than a window; use a longer text, or a smaller --block_size")
     config.vocab_size = data.tokenizer.vocab_size
+    config.separator = -1 if data.separator is None else data.separator
     torch.manual_seed(config.seed)  # the same initial weights in all processes
     model = GPT(config)
     if checkpoint:

@@ -2,6 +2,7 @@
 
     python lessons/evaluate.py                          # the newest run of train.py, beside an 8-gram model: seconds
     python lessons/evaluate.py out/names --split=test   # a run that you name, on its test split
+    python lessons/evaluate.py --plot                   # also draw its losses in training: loss.png, in its folder
 
 Read ngram.py and train.py before. The table has a row for the GPT, for a Kneser-Ney 8-gram model of the same training
 split, and for both: a mixture of the two, which make different mistakes (Jelinek, Mercer 1980):
@@ -21,6 +22,7 @@ from pathlib import Path
 
 sys.path.insert(1, str(Path(__file__).parents[1]))  # the files of the root
 
+import json
 import os
 from dataclasses import dataclass
 from typing import Literal
@@ -52,6 +54,7 @@ class Options:
     split: Literal["val", "test"] = "val"  # the part of the dataset
     eval_tokens: int = 40_000  # evaluate on about this many tokens, evenly spaced; 0: all
     num_samples: int = 1000  # samples to look up among the documents of train, if it has documents
+    plot: bool = False  # draw the losses of the run in training
 
 
 # ----------------------------------------------------------------------------- how uncertain is the loss?
@@ -197,11 +200,14 @@ def documents_of(tokens, windows, separator):
 
 
 def open_run(options):
-    """The model of the options, and the dataset that it was trained on, or another one with the same tokens."""
+    """The model of the options, the dataset that it was trained on, or another one with the same tokens, and the folder
+    of the run."""
     runs = Path("out").glob("**/best.pt")
     name = options.init_from or max(runs, key=os.path.getmtime, default="names")
     print(name)
     checkpoint = load_checkpoint(name)
+    path = Path(name) if Path(name).exists() else Path("out", name)
+    folder = path if path.is_dir() else path.parent
     model, tokenizer = load_model(checkpoint)
     if tokenizer.vocab_size > MAX_VOCAB:
         raise UserError(f"the model has more than {MAX_VOCAB} tokens, too many to count; use a model of characters")
@@ -210,7 +216,7 @@ def open_run(options):
         raise UserError(f"{data.name} has other tokens than the model; prepare it with the same --tokenizer")
     if options.split not in data.splits:
         raise UserError(f"{data.name} has no {options.split} split; use --split=val")
-    return model, data
+    return model, data, folder
 
 
 def print_row(name, p, targets, document):
@@ -258,9 +264,24 @@ def print_copies(model, data, options):
     print(f"of the documents of {options.split}, {of_real:.1%}")
 
 
+def draw_losses(folder):
+    """Draw the losses in log.jsonl, which train.py has written, into loss.png."""
+    import matplotlib.pyplot as plt  # here, because it is optional
+
+    with open(folder / "log.jsonl") as lines:
+        log = [json.loads(line) for line in lines]
+    for name in ("train", "val"):
+        losses = {entry["step"]: entry[name] for entry in log if name in entry}
+        plt.plot(losses.keys(), losses.values(), label=name)
+    plt.xlabel("step")
+    plt.ylabel("loss, nats per token")
+    plt.legend()
+    plt.savefig(folder / "loss.png")
+
+
 def main():
     options = parse(Options, __doc__, "init_from")
-    model, data = open_run(options)
+    model, data, folder = open_run(options)
     tokens = data.splits[options.split]
     dot = "" if data.separator is None else chr(data.separator)
     windows = cut_windows(data, options.split, model.config, options.eval_tokens or np.inf)
@@ -280,6 +301,8 @@ def main():
     print_examples(p_true, q_true, contexts, targets, data.tokenizer)
     if dot and options.num_samples:
         print_copies(model, data, options)
+    if options.plot:
+        draw_losses(folder)
     losses = f"{options.split}={loss:.4f} both={mixed:.4f} lambda={weight.mean():.4f}"
     print(f"result: model=gpt dataset={data.name} params={model.num_params()} {losses}")
 

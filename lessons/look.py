@@ -42,8 +42,8 @@ CHOICES = {
 # ... the options whose values are numbers, or true or false
 NUMBERS = ["vocab_size", "block_size", "n_layer", "n_head", "n_kv_head", "n_embd", "bias"]
 NUMBERS += ["lookback", "qk_norm", "tie_weights"]
-# ... and those that change nothing in generation
-IN_TRAINING = ["dropout", "zero_init", "flash", "train_temperature"]
+# ... and those that change nothing there: a page reads each document alone, so the separator is one of them
+IN_TRAINING = ["dropout", "zero_init", "flash", "train_temperature", "separator"]
 # What assets/text.js has of tokenizers: characters, and BPE with one of these patterns, which cut a text into words.
 # The first one is GPT-2's. In that of lessons/bpe.py, a letter \p{L} keeps its marks \p{M}
 KINDS = ("char", "gpt2", "bpe")

@@ -84,7 +84,7 @@ def hide_letters(idx, V):
 class BothSides(CausalSelfAttention):
     """Attention to all tokens except padding, earlier and later ones."""
 
-    def attend(self, q, k, v):
+    def attend(self, q, k, v, _=None):
         q = q / math.sqrt(self.config.head_dim)
         wei = q @ k.mT + self.mask  # (B, nh, T, T): scores
         return self.attn_dropout(wei.softmax(dim=-1)) @ v

@@ -66,7 +66,7 @@ class Sinusoidal(GPT):
 class BiasedAttention(CausalSelfAttention):
     """Attention that adds a number to each score, bias(distance): how far is the key behind the query?"""
 
-    def attend(self, q, k, v):  # q (B, nh, T, hd) of the last T tokens, k and v (B, nh, S, hd)
+    def attend(self, q, k, v, _=None):  # q (B, nh, T, hd) of the last T tokens, k and v (B, nh, S, hd)
         position = torch.arange(k.shape[2], device=q.device)  # (S,)
         new = position[-q.shape[2] :]  # (T,)
         distance = new[:, None] - position  # (T, S)

@@ -210,6 +210,7 @@ def train_once(width, max_iters, data, seed):
     warmup = max(max_iters // 20, 1)
     rates = {"learning_rate": lr, "muon_learning_rate": 3 * lr, "warmup_iters": warmup, "max_iters": max_iters}
     shape = {"n_embd": width, "n_layer": 2, "n_head": 2, "lookback": 2, "block_size": 64, "batch_size": 16}
+    shape.update(dropout=0.0, train_temperature=1.0)
     config = TrainConfig(vocab_size=data.tokenizer.vocab_size, eval_tokens=100_000, **shape, **rates)
     torch.manual_seed(seed)
     model = GPT(config)

@@ -91,7 +91,7 @@ class CrossAttention(nn.Module):
 class MaskedAttention(CausalSelfAttention):
     """Self-attention with any mask, (B, 1, 1, T) or (T, T), which is True where a token can attend to another."""
 
-    def attend(self, q, k, v):
+    def attend(self, q, k, v, _=None):
         return F.scaled_dot_product_attention(q, k, v, self.mask)
 
 

@@ -81,8 +81,8 @@ class LinearLayer(nn.Module):
     """A layer with both forms. A subclass has parts(x), which makes q, k, v and log_a from the inputs (B, T, C) alone;
     output(y, x), which makes the outputs (B, T, C) from y and the inputs; and shape, (N, P), that of its state."""
 
-    def forward(self, x, rope=None, cache=None):
-        """The parallel form: x (B, T, C) -> (B, T, C). rope and cache: for attention; not used."""
+    def forward(self, x, rope=None, mask=None, cache=None):
+        """The parallel form: x (B, T, C) -> (B, T, C). rope, mask and cache: for attention; not used."""
         y = parallel_form(*self.parts(x))
         return self.output(y, x)
 
@@ -184,7 +184,7 @@ class LTI(nn.Module):
         a = torch.exp(-d * A)
         return a, (1 - a) / A
 
-    def forward(self, x, rope=None, cache=None):
+    def forward(self, x, rope=None, mask=None, cache=None):
         """The parallel form. As h_t is the sum over s <= t of a^(t-s) b u_s, c . h_t is a convolution of u with the
         kernel c . b, c . (a b), c . (a^2 b) ..."""
         u, z = self.W(x).chunk(2, dim=2)  # (B, T, C) each
@@ -215,7 +215,7 @@ class LSTM(nn.LSTM):
         nn.init.ones_(self.bias_ih_l0[C : 2 * C])
         self.shape = (2, C)  # h and c
 
-    def forward(self, x, rope=None, cache=None):
+    def forward(self, x, rope=None, mask=None, cache=None):
         return super().forward(x)[0]
 
 

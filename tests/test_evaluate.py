@@ -1,3 +1,4 @@
+import json
 import math
 from pathlib import Path
 
@@ -201,6 +202,17 @@ def test_the_table_agrees_with_literal_loops(data, name, call, monkeypatch):
     assert call(evaluate, f"out/{name}", "--num_samples=10")[1].splitlines()[1:] == out.splitlines()[1:]
 
 
+def test_the_losses_of_the_run_are_drawn_on_request(data, call):
+    plt = pytest.importorskip("matplotlib.pyplot")
+    make_run("tiny")
+    log = [{"n_layer": 1}, {"step": 1, "train": 3.0}, {"step": 2, "train": 2.0}, {"step": 2, "val": 2.5}]
+    Path("out/tiny/log.jsonl").write_text("".join(json.dumps(entry) + "\n" for entry in log))
+    assert call(evaluate, "tiny", "--plot")[0] == 0
+    assert Path("out/tiny/loss.png").read_bytes().startswith(b"\x89PNG")
+    drawn = [dict(zip(*line.get_data(), strict=True)) for line in plt.gca().lines]
+    assert drawn == [{1: 3.0, 2: 2.0}, {2: 2.5}]
+
+
 def test_copies_are_samples_that_are_documents_of_train(data, call, monkeypatch):
     make_run("list")
     ids = load("list").tokenizer.encode
@@ -215,7 +227,7 @@ def test_copies_are_samples_that_are_documents_of_train(data, call, monkeypatch)
 
 
 def test_what_a_user_can_cause_gives_one_line(data, fails, gpt2_stand_in):
-    assert "no checkpoint names" in fails(evaluate)
+    assert "no checkpoint out/names" in fails(evaluate)
     make_run("tiny")
     assert "tiny has no test split" in fails(evaluate, "--split=test")
     assert "list has other tokens than the model" in fails(evaluate, "--dataset=list")

@@ -203,6 +203,24 @@ def test_flash_equals_the_formula(keys, double, monkeypatch):
         assert torch.allclose(a, b, atol=1e-10) and a.abs().max() > 0
 
 
+@every_combination
+@pytest.mark.parametrize("training", [True, False])
+def test_documents_in_a_row_are_predicted_as_if_each_were_alone(keys, training, double):
+    """Three documents in a row, of 5, 1 and 10 tokens, the second row with another order. A learned position is that in
+    the row, so it differs for a document that is moved."""
+    keys = {**keys, "position": "rope" if keys["position"] == "learned" else keys["position"]}
+    model = gpt({**keys, "separator": 3}).train(training)
+    first, second, third = ([3, *torch.randint(4, 65, (n,)).tolist()] for n in (4, 0, 9))
+    rows = model(torch.tensor([first + second + third, third + first + second]))[0]
+    alone = [model(torch.tensor([ids]))[0][0] for ids in (first, second, third)]
+    close = {"rtol": 0, "atol": 1e-5}  # angles of RoPE are float32
+    torch.testing.assert_close(rows[0], torch.cat(alone), **close)
+    torch.testing.assert_close(rows[1], torch.cat([alone[2], alone[0], alone[1]]), **close)
+    as_a_text = gpt({**keys})
+    as_a_text.load_state_dict(model.state_dict())
+    assert (as_a_text(torch.tensor([first + third]))[0][0, 5:] - alone[2]).abs().max() > 1e-3
+
+
 # ----------------------------------------------------------------------------- training
 
 
@@ -229,8 +247,9 @@ def test_the_logits_are_divided_by_the_temperature_in_training_only():
 
 @pytest.mark.parametrize("flash", [True, False])
 def test_dropout_acts_in_training_only(flash):
-    """On the embeddings, the attention weights, and the outputs of both sublayers, with the expected value kept."""
-    model, idx, seen = gpt({"dropout": 0.5, "flash": flash}), torch.randint(65, (8, 16)), []
+    """On the embeddings, the attention weights, and the outputs of both sublayers, with the expected value kept. All
+    except the attention weights have the same channels zeroed at all positions of a row."""
+    model, idx, seen, factors = gpt({"dropout": 0.5, "flash": flash}), torch.randint(65, (16, 16)), [], []
 
     def note(module, inputs, y):
         x = inputs[0]
@@ -239,12 +258,19 @@ def test_dropout_acts_in_training_only(flash):
         assert torch.allclose(y[kept], (2 * x if module.training else x)[kept])
 
     for module in model.modules():
-        if isinstance(module, torch.nn.Dropout):
+        if isinstance(module, torch.nn.Dropout1d):
+            module.register_forward_hook(note)
+            module.register_forward_hook(lambda _, inputs, y: factors.append(y / inputs[0]))  # (B, C, T)
+        elif isinstance(module, torch.nn.Dropout):
             module.register_forward_hook(note)
     assert torch.equal(model(idx)[0], model(idx)[0]) and set(seen) == {1.0}
     seen.clear()
+    factors.clear()
     model.train()(idx)
-    assert seen == pytest.approx([0.5] * (1 + 3 * 2), abs=0.05)
+    assert seen == pytest.approx([0.5] * (1 + 3 * 2), abs=0.1)
+    assert len(factors) == 1 + 2 * 2
+    for factor in factors:  # NaN where the input is 0, as all attention weights of a token can be dropped
+        assert torch.allclose(factor.nan_to_num(9).amin(dim=2), factor.nan_to_num(-9).amax(dim=2))
 
 
 @torch.no_grad()
@@ -399,10 +425,12 @@ def test_the_cache_changes_no_token_of_a_short_context(keys, block_size, double,
 
 
 @every_combination
+@pytest.mark.parametrize("separator", [-1, 3])
 @torch.no_grad()
-def test_logits_with_the_cache_are_those_without(keys, double):
+def test_logits_with_the_cache_are_those_without(keys, separator, double):
     """For a prompt in one pass, then single tokens, several at once, and single ones again."""
-    model, idx, parts, start = gpt(keys), torch.randint(65, (3, 16)), [], 0
+    model, idx, parts, start = gpt({**keys, "separator": separator}), torch.randint(65, (3, 16)), [], 0
+    idx[:, [0, 4, 6, 8, 12]] = 3
     cache = [torch.empty(2, 3, model.config.n_kv_head, 16, 8) for _ in range(2)]
     for stop in (5, 6, 7, 11, 13, 14, 16):
         parts.append(model.hidden_states(idx[:, :stop], cache, start))
@@ -413,7 +441,7 @@ def test_logits_with_the_cache_are_those_without(keys, double):
 class ALiBi(CausalSelfAttention):
     """Press et al. 2021: scores fall by a slope of the head times the distance."""
 
-    def attend(self, q, k, v):
+    def attend(self, q, k, v, _=None):
         T, S = q.shape[2], k.shape[2]
         distance = torch.arange(S - T, S)[:, None] - torch.arange(S)
         slopes = 2.0 ** -torch.arange(1, self.config.n_head + 1)[:, None, None]

@@ -148,7 +148,7 @@ def read(words: list[str], monkeypatch) -> None:
         read_as_the_climb(words[0], monkeypatch)
         return
     if words[0] == "train.py":
-        saved = {"config": vars(train.TrainConfig())}
+        saved = {"config": vars(train.TrainConfig()), "model": {}, "tokenizer": {}}
         monkeypatch.setattr(train, "load_checkpoint", lambda _: saved)  # the weights to start from, or to resume
         train.read_config()
         return

@@ -23,8 +23,8 @@ RULE = "-" * 20  # between long texts
 @pytest.fixture(autouse=True)
 def runs():
     """Two runs with random weights: tiny of one long text, and list of documents, a line each."""
-    save_model("out/tiny/best.pt", gpt({"vocab_size": 11}), TOKENIZER, start_token=None, separator=None)
-    save_model("out/list/best.pt", gpt({"vocab_size": 11}), TOKENIZER, start_token=0, separator=0)
+    save_model("out/tiny/best.pt", gpt({"vocab_size": 11}), TOKENIZER, start_token=None)
+    save_model("out/list/best.pt", gpt({"vocab_size": 11, "separator": 0}), TOKENIZER, start_token=0)
 
 
 def written(call, *options: str) -> str:
@@ -121,10 +121,12 @@ def cycle(ids: list[int], vocab_size: int) -> GPT:
 def test_documents_of_several_lines_end_at_the_token_between_them(call):
     tokenizer = CharTokenizer(["\n", *"abcd", END])
     model = cycle([5, 1, 2, 0, 3, 4], tokenizer.vocab_size)
-    save_model("out/stories/best.pt", model, tokenizer, start_token=5, separator=5)
+    model.config.separator = 5
+    save_model("out/stories/best.pt", model, tokenizer, start_token=5)
     assert written(call, "stories", "--num_samples=2") == 2 * "ab\ncd\n"
     assert written(call, "stories", "--num_samples=1", "--prompt=b") == "b\ncd\n"
-    save_model("out/stories/best.pt", model, tokenizer, start_token=5)  # windows of one long text
+    model.config.separator = -1  # windows of one long text
+    save_model("out/stories/best.pt", model, tokenizer, start_token=5)
     assert written(call, "stories", "--max_new_tokens=8") == f"ab\ncd{END}ab\n"
 
 

@@ -1,9 +1,12 @@
 import contextlib
 import copy
+import functools
 import itertools
 import json
 import math
 import os
+import random
+import re
 import shutil
 import signal
 import sys
@@ -11,6 +14,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from types import SimpleNamespace
 
+import ngram
 import prepare_data
 import sample
 import train
@@ -24,14 +28,14 @@ import torch
 from conftest import ROOT, finish, local_copy, posix, result, start
 
 TINY = ["--dataset=tiny", "--block_size=16", "--n_layer=1", "--n_head=2", "--n_embd=16", "--batch_size=8"]
-TINY += ["--eval_tokens=0", "--device=cpu", "--dtype=float32"]
+TINY += ["--eval_tokens=0", "--device=cpu", "--dtype=float32", "--learning_rate=3e-3", "--muon_learning_rate=0.01"]
+TINY += ["--lookback=0", "--dropout=0", "--train_temperature=1"]
 SHORT = [*TINY, "--max_iters=12", "--log_interval=1", "--eval_interval=4", "--warmup_iters=2"]
 RESUME = ["--init_from=resume", "--out_dir=out/tiny"]
 WILD = ["--max_iters=24", "--learning_rate=1e9", "--muon_learning_rate=1e9"]
 CPU = torch.device("cpu")
 FLOAT32 = torch.autocast("cpu", enabled=False)
 SIGNAL = signal.signal  # the fixture `call` replaces it
-DRAW = train.draw_losses
 LOG_STEPS = train.log_steps
 TRAIN = train.train
 linux = pytest.mark.skipif(sys.platform != "linux", reason="other systems do not fork a process that has used PyTorch")
@@ -40,7 +44,6 @@ linux = pytest.mark.skipif(sys.platform != "linux", reason="other systems do not
 @pytest.fixture(autouse=True)
 def quick(data, monkeypatch):
     """data/tiny and data/list; and none of what takes longer than these short runs themselves."""
-    monkeypatch.setattr(train, "draw_losses", lambda _: None)
     monkeypatch.setattr(sample, "answer", lambda *_: None)
     monkeypatch.setattr(os, "fsync", lambda _: None)
 
@@ -162,11 +165,9 @@ def test_batches_follow_from_seed_and_step_alone_however_they_are_split(separato
 
     def rows(batch_size: int, n: int, step: int = 3, seed: int = 1) -> list:
         config = TrainConfig(block_size=8, batch_size=batch_size, gradient_accumulation_steps=n, seed=seed)
-        windows = None if separator is None else cut_windows(data, "train", config)
-        batches = list(micro_batches(data, windows, config, step, CPU))
+        batches = list(micro_batches(data, starts_of(data, config), config, step, CPU))
         sizes = np.array([(y >= 0).sum().item() for _, y, _ in batches])
-        assert [fraction for _, _, fraction in batches] == pytest.approx(sizes / sizes.sum())
-        assert len(batches) == n and (sizes.std() > 0) == (separator is not None and n > 1)
+        assert [fraction for _, _, fraction in batches] == pytest.approx(sizes / sizes.sum()) and len(batches) == n
         targets = itertools.chain.from_iterable(y.tolist() for _, y, _ in batches)
         return [[t for t in row if t >= 0] for row in targets]
 
@@ -174,14 +175,30 @@ def test_batches_follow_from_seed_and_step_alone_however_they_are_split(separato
     assert rows(8, 1) != rows(8, 1, step=4) and rows(8, 1) != rows(8, 1, seed=2)
 
 
-def test_training_draws_from_all_windows_and_a_text_ends_with_the_last_one():
+def test_training_draws_windows_that_start_anywhere_in_a_text_or_where_a_document_starts():
+    """A long document has a start in each block_size tokens, so training sees all of it."""
     config = TrainConfig(block_size=16, batch_size=1000)
-    ((x, y, _),) = micro_batches(SimpleNamespace(splits={"train": np.arange(20)}), None, config, 1, CPU)
+    data = SimpleNamespace(splits={"train": np.arange(20)}, separator=None)
+    ((x, y, _),) = micro_batches(data, starts_of(data, config), config, 1, CPU)
     assert set(x[:, 0].tolist()) == {0, 1, 2, 3} and y.max() == 19
     data = documents(0)
     tokens = data.splits["train"] = np.where(data.splits["train"] == 0, 0, np.arange(300))  # each is another
-    ((_, y, _),) = micro_batches(data, cut_windows(data, "train", config), config, 1, CPU)
-    assert set(y.unique().tolist()) == {-1, *tokens.tolist()}
+    tokens[100:150] = range(100, 150)
+    ((x, y, _),) = micro_batches(data, starts_of(data, config), config, 1, CPU)
+    assert set(y.unique().tolist()) == {-1, *tokens.tolist()}  # -1: after the last token
+    starts = set(x[:, 0].tolist())
+    assert 0 in starts and all(start == 0 or (tokens[start - 16 : start] != 0).sum() >= 15 for start in starts)
+
+
+def starts_of(data, config: TrainConfig) -> np.ndarray | int:
+    """Where windows of training start: what train() gives to micro_batches()."""
+    found = []
+    config = replace(config, vocab_size=300, n_layer=1, n_embd=8)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(train, "micro_batches", lambda _, starts, *more: found.append(starts) or sys.exit())
+        with pytest.raises(SystemExit):
+            train.train(config, data, GPT(config), {}, FLOAT32)
+    return found[0]
 
 
 @pytest.mark.parametrize("name", ["tiny", "list"])
@@ -263,10 +280,7 @@ def test_schedules_are_the_formulas():
     assert fractions((10, 60, 110), "linear", **tenth) == pytest.approx([1, 0.55, 0.1])
     assert fractions((5, 10, 35, 60, 110), "cosine") == pytest.approx([0.5, 1, 0.853553, 0.5, 0], abs=1e-6)
     assert fractions((35,), "cosine", **tenth) == pytest.approx([0.1 + 0.9 * 0.853553], abs=1e-6)
-    assert fractions((5, 10, 88, 99, 110), "wsd") == pytest.approx([0.5, 1, 1, 0.5, 0])
-    assert fractions((99, 104, 110), "wsd", warmup_iters=98) == pytest.approx([11 / 12, 0.5, 0])  # after the warmup
-    assert fractions((99,), "wsd", **tenth) == pytest.approx([0.55])
-    for schedule in ("constant", "linear", "cosine", "wsd"):
+    for schedule in ("constant", "linear", "cosine"):
         assert fractions((1, 3, 5), schedule, max_iters=5) == [0.1, 0.3, 0.5]  # a warmup longer than the run
         assert fractions((5,), schedule, warmup_iters=5, max_iters=5) == [1]
         assert fractions((1,), schedule, warmup_iters=0) == pytest.approx([1], abs=0.01)
@@ -319,7 +333,7 @@ def test_half_precision_trains_almost_as_float32_does(call, finished, updates, m
 def test_a_run_from_the_command_line():
     done = finish(start("train.py", *SHORT))
     assert done.returncode == 0 and done.stderr == "", done.stderr
-    assert {path.name for path in Path("out/tiny").iterdir()} == {"best.pt", "last.pt", "log.jsonl", "loss.png"}
+    assert {path.name for path in Path("out/tiny").iterdir()} == {"best.pt", "last.pt", "log.jsonl"}
     losses, val = log_of("out/tiny", "train"), log_of("out/tiny", "val")
     assert list(losses) == list(range(1, 13)) and list(val) == [4, 8, 12]
     assert losses[1] == pytest.approx(math.log(load("tiny").tokenizer.vocab_size), abs=0.01)
@@ -359,30 +373,36 @@ def test_intervals_change_what_is_logged_and_not_what_is_learned(call):
     assert log_of("out/4", "val") == {16: log_of("out/1", "val")[16]}
 
 
-def test_losses_are_drawn_where_matplotlib_is_installed(finished, monkeypatch):
-    pytest.importorskip("matplotlib")
-    DRAW(Path("out/tiny"))
-    assert Path("out/tiny/loss.png").read_bytes().startswith(b"\x89PNG")
-    Path("out/tiny/loss.png").unlink()
-    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    DRAW(Path("out/tiny"))
-    assert not Path("out/tiny/loss.png").exists()
+def test_names_are_listed_beside_what_counting_reaches(call, names):
+    """The losses of val by bigram.py and ngram.py; another dataset has others."""
+    keys = ["--dataset=names", "--max_iters=1", "--eval_tokens=100"]
+    _, out, _ = call(train, *SHORT, *keys)
+    words = names.read_text().split()
+    random.Random(42).shuffle(words)
+    train_words, val_words = words[: int(0.8 * len(words))], words[int(0.8 * len(words)) : int(0.9 * len(words))]
+    letters = ".abcdefghijklmnopqrstuvwxyz"
+    expected = {"uniform": math.log(27)}
+    for name, n, discount in (("bigram", 2, None), ("6-gram", 6, 0.85)):
+        tables = ngram.count_contexts(ngram.grams_of(train_words, n))
+        keys = {"tables": tables, "letters": letters}
+        model = functools.partial(ngram.kneser_ney, **keys, discount=discount) if discount else None
+        model = model or functools.partial(ngram.add_one, **keys)
+        expected[name] = ngram.mean_nll(model, ngram.grams_of(val_words, n))
+    rows = dict(re.findall(r"^(\S+) +([\d.]+\d)", out, re.MULTILINE))
+    assert {name: rows[name] for name in expected} == {name: f"{loss:.4f}" for name, loss in expected.items()}
+    assert not any(name in call(train, *SHORT)[1] for name in expected)
 
 
-def test_a_new_run_moves_the_files_of_an_earlier_one_and_no_others(call, finished):
-    mine = [Path("out/tiny", name) for name in ("notes.txt", "attention.png", "mine/best.pt")]
-    for path in mine:
-        path.parent.mkdir(exist_ok=True)
-        path.write_text("mine")
+def test_a_new_run_moves_the_folder_of_an_earlier_one_aside(call, finished):
+    Path("out/tiny/notes.txt").write_text("mine")
     assert call(train, *RESUME, "--max_iters=13")[0] == 0  # a resumed run moves nothing
     before = checkpoints()
     assert [path.name for path in Path("out").iterdir()] == ["tiny"] and len(log_of("out/tiny", "train")) == 13
     assert call(train, *SHORT, "--seed=2")[0] == 0
     (aside,) = (path for path in Path("out").iterdir() if path.name != "tiny")
-    assert {path.name for path in aside.iterdir()} == {"best.pt", "last.pt", "log.jsonl"}
+    assert {path.name for path in aside.iterdir()} == {"best.pt", "last.pt", "log.jsonl", "notes.txt"}
     assert Path(aside, "last.pt").read_bytes() == before[0] and Path(aside, "best.pt").read_bytes() == before[1]
     assert len(log_of(aside, "train")) == 13 and len(log_of("out/tiny", "train")) == 12
-    assert all(path.read_text() == "mine" for path in mine)
 
 
 # ----------------------------------------------------------------------------- nothing is lost
@@ -394,10 +414,10 @@ def stopped(call, monkeypatch):
     of our own must be there again at the end."""
 
     def run(at: int, numbers: list, *options: str) -> tuple:
-        def batches(data, windows, config, step, device):
+        def batches(data, starts, config, step, device):
             for number in numbers if step == at else ():
                 signal.raise_signal(number)
-            return micro_batches(data, windows, config, step, device)
+            return micro_batches(data, starts, config, step, device)
 
         ours = {number: lambda *_: pytest.fail("a signal that is not caught") for number in signals}
         before = {number: SIGNAL(number, handler) for number, handler in ours.items()}
@@ -418,7 +438,7 @@ def stopped(call, monkeypatch):
     [
         ([], (1, 7, 8), "SIGINT"),  # before the first evaluation, between two, and with one
         (["--optimizer=adamw", "--gradient_accumulation_steps=2"], (7,), "SIGTERM"),
-        (["--dtype=float16", "--schedule=wsd"], (7,), "SIGHUP"),
+        (["--dtype=float16", "--schedule=cosine"], (7,), "SIGHUP"),
         (["--dataset=list", "--dtype=bfloat16", "--n_kv_head=1", "--lookback=1"], (6,), "SIGUSR1"),
     ],
     ids=["muon", "adamw", "float16", "documents"],
@@ -572,7 +592,7 @@ def test_what_determines_the_weights_cannot_change(fails, read_config, finished,
 
 def test_the_command_line_counts_more_than_a_file_and_this_more_than_a_checkpoint_and_the_defaults(read_config, call):
     Path("run.toml").write_text("n_embd = 64\nlearning_rate = 1\ncompile = true\nmax_iters = 1_000\nbeta2 = 0.5\n")
-    for argv in (["run.toml", "--n_embd=32", "--bias"], ["--n_embd=32", "--bias", "--config=run.toml"]):
+    for argv in (["run.toml", "--n_embd=32", "--bias"], ["--n_embd=32", "--bias", "run.toml"]):
         config, checkpoint = read_config(*argv)
         assert (config.n_embd, config.learning_rate, config.compile, config.max_iters) == (32, 1.0, True, 1000)
         assert (config.bias, config.beta2, config.n_head) == (True, 0.5, TrainConfig.n_head)
@@ -619,7 +639,8 @@ V = {"names": 27, "python": 96, "shakespeare": 65, "shakespeare_gpt2": 50_257, "
 @pytest.fixture
 def config_of(read_config, monkeypatch):
     """config_of(name): the options of config/<name>.toml. GPT-2's weights have the shape of config/gpt2.toml."""
-    monkeypatch.setattr(train, "load_checkpoint", lambda name: {"config": {**asdict(of("gpt2")), "name": name}})
+    checkpoint = {"model": {}, "tokenizer": {}}
+    monkeypatch.setattr(train, "load_checkpoint", lambda _: {**checkpoint, "config": asdict(of("gpt2"))})
 
     def of(name: str) -> TrainConfig:
         config, _ = read_config(ROOT / "config" / f"{name}.toml")
