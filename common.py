@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import get_args
 
-# Before torch is imported: its idle threads give a core free sooner, and Python seldom looks for garbage in its objects
+# Before torch is imported: its threads wait in a busy loop for a shorter time, and the garbage collector seldom runs
 os.environ.setdefault("GOMP_SPINCOUNT", "2000")
 gc.set_threshold(200_000)
 
@@ -36,7 +36,7 @@ class UserError(Exception):
 def run(main):
     """Run main(). UserError, and errors of the computer, print one line, and end the script with status 2."""
     try:
-        gc.freeze()  # nor at the end
+        gc.freeze()  # ends sooner: the collector leaves out what is imported
         main()
         sys.stdout.flush()
     except UserError as error:
@@ -113,7 +113,7 @@ def convert(name, text, kind):
     except ValueError:
         value = -1
     if kind is not str and not 0 <= value < 2**31:
-        raise UserError(f"--{name}={text} is not possible; give a number of type {kind.__name__}, from 0 to 2^31")
+        raise UserError(f"--{name}={text} is not possible; give a number of type {kind.__name__} from 0 to 2^31 - 1")
     return value
 
 
@@ -257,7 +257,7 @@ def load_checkpoint(name):
     if path.is_dir():
         path = path / "best.pt"
     if not path.exists():
-        raise UserError(f"there is no checkpoint {path}; make it: python train.py, or for gpt2: python lessons/gpt2.py")
+        raise UserError(f"there is no checkpoint {name}; make it: python train.py, or for gpt2: python lessons/gpt2.py")
     try:
         checkpoint = torch.load(path, map_location="cpu", weights_only=True)
         checkpoint["config"], checkpoint["tokenizer"]  # a KeyError if it is of something else

@@ -23,8 +23,6 @@ class GPTConfig:
     # The number of distinct tokens, which train.py takes from the dataset
     vocab_size: int = 65
     block_size: int = 128  # context length in tokens
-    # The token that starts each document, where attention stops; -1: there is none. Also from the dataset
-    separator: int = -1
     n_layer: int = 4  # number of transformer blocks
     n_head: int = 4  # attention heads per block, a divisor of n_embd
     n_kv_head: int = 0  # key/value heads; fewer than n_head: several query heads share one; 0: n_head
@@ -40,6 +38,8 @@ class GPTConfig:
     zero_init: bool = True  # each sublayer's output projection, and the logits, start as zero
     flash: bool = True  # attention by PyTorch's fused kernel, where it is faster; false: by the formula
     train_temperature: float = 1.0  # divides the logits in training: below 1, the model learns smaller logits
+    # The token before each document, such as a newline, where attention stops; -1: none. Also from the dataset
+    separator: int = -1
 
     def __post_init__(self):
         self.n_kv_head = self.n_kv_head or self.n_head
@@ -89,12 +89,11 @@ class CausalSelfAttention(nn.Module):
         self.c_attn = nn.Linear(C, width, bias=config.bias)
         self.c_proj = nn.Linear(C, C, bias=config.bias)
         self.attn_dropout = nn.Dropout(config.dropout)
-        self.dropout = nn.Dropout1d(config.dropout)
+        self.dropout = nn.Dropout1d(config.dropout)  # drops a channel at all positions, which is faster on a CPU
 
     def forward(self, x, rope=None, mask=None, cache=None):
-        """x (B, T, C) -> (B, T, C). rope: cosines and sines of the T positions, or None. mask: as in attend().
-        cache: in generation, the keys and values (B, n_kv_head, block_size, hd) of this layer, and the position of the
-        first of the T tokens."""
+        """x (B, T, C) -> (B, T, C). rope: cosines and sines, or None. mask: see attend(). cache: None, or the keys and
+        values (B, n_kv_head, block_size, hd) of this layer, and the position of the first of the T tokens."""
         config = self.config
         nh = config.n_head
         n_kv = config.n_kv_head
@@ -132,7 +131,7 @@ class CausalSelfAttention(nn.Module):
         (B, 1, T, S): true where a token can attend to another; None: to itself and all earlier ones (T is S or 1)."""
         config = self.config
         T = q.shape[2]
-        # In training on a CPU, the formula is faster with dropout, and in bfloat16 up to 512 tokens
+        # In training on a CPU, the formula is faster if there is dropout, and for up to 512 tokens in bfloat16
         formula_is_faster = config.dropout > 0 or (q.dtype == torch.bfloat16 and T <= 512)
         if config.flash and not (self.training and q.is_cpu and formula_is_faster):
             dropout = config.dropout if self.training else 0.0
@@ -289,16 +288,15 @@ class GPT(nn.Module):
         """Token ids (B, S) -> the input of the output layer, (B, T, C), for the T = S - start last tokens. The keys and
         values of those before are in the cache, a pair per layer. Raises ValueError if S > block_size."""
         S = idx.shape[1]
-        limit = self.config.block_size
-        if limit < S:
-            raise ValueError(f"{S} tokens exceed the context of {limit}; give only the last tokens")
+        if self.config.block_size < S:
+            raise ValueError("there are more tokens than block_size; give only the last ones")
         x = self.embed(idx, start)
-        x = self.dropout(x.mT).mT  # the same channels are dropped at all positions, which is faster on a CPU
+        x = self.dropout(x.mT).mT  # Dropout1d takes (B, C, T)
         rope = None
         if self.config.position == "rope":
             rope = self.rope_table[:, start:S]
         mask = None
-        if self.config.separator >= 0 or 0 < start < S - 1:
+        if self.config.separator >= 0 or 0 < start < S - 1:  # documents, or several tokens after those in the cache
             document = (idx == self.config.separator).cumsum(dim=1)  # (B, S): the number of each token's document
             same = document[:, start:, None] == document[:, None]  # (B, T, S)
             mask = same.tril(start)[:, None]  # and not later
@@ -323,7 +321,7 @@ class GPT(nn.Module):
         inside = idx != self.config.separator  # where a token has one before it in its document
         earlier = idx
         for table in reversed(self.transformer.w_prev):
-            earlier = F.pad(earlier, (1, -1), value=V)  # the token before: without the last one, with one in front
+            earlier = F.pad(earlier, (1, -1), value=V)  # one to the right: at each position, the token before
             earlier = earlier.where(inside, V)
             x = x + table(earlier[:, start:])
         if self.config.position == "learned":

@@ -48,7 +48,7 @@ def answer(model, checkpoint, tokenizer, prompt, options):
         ids = [start_token, *ids]
     ids = ids or tokenizer.encode("\n")  # a line starts here
     end = None  # the text that ends a sample
-    if separator >= 0:  # it ends a document
+    if separator >= 0:  # it starts the next document
         end = tokenizer.decode([separator])
     elif options.stop:
         end = "\n"

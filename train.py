@@ -1,12 +1,12 @@
 """Train a GPT: one loop, from a laptop's CPU to several GPUs. The loop is train(): begin there.
 
-    python train.py                                         # names, a minute on two CPU cores, no download
+    python train.py                                         # names, half a minute on two CPU cores, no download
     python train.py config/python.toml --n_layer=3          # a file of options, and one more
     python train.py --init_from=resume --out_dir=out/names  # resume a run that was stopped
     torchrun --nproc_per_node=4 train.py config/gpt2.toml   # four GPUs split each batch
 
-Options of the command line count more than those of a file, and these more than the defaults below. A run lives in
-out/<run>/: last.pt (to resume), best.pt (to sample), and log.jsonl (options and losses).
+The command line overrides a file of options, and the file the defaults below. A run lives in out/<run>/: last.pt (to
+resume), best.pt (to sample), and log.jsonl (options and losses).
 """
 
 import contextlib
@@ -31,9 +31,8 @@ import torch
 import torch.distributed as dist
 from torch.nn.utils import clip_grad_norm_
 
-# What counting reaches, to compare with
 COUNTED = {"names": "uniform 3.2958 nats per token of val\nbigram  2.4533, by bigram.py\n6-gram  1.9832, by ngram.py"}
-MAY_CHANGE = ("dropout", "flash", "train_temperature")  # options of the model that do not determine its weights
+MAY_CHANGE = ("dropout", "flash", "train_temperature")  # options of the model that may differ from a checkpoint's
 
 
 @dataclass
@@ -62,7 +61,7 @@ class TrainConfig(GPTConfig):
     grad_clip: float = 1.0  # scale the gradient down to this norm, if it is larger; 0: off
     log_interval: int = 20  # log every so many steps
     eval_interval: int = 200  # evaluate on the validation split, and save, every so many steps
-    eval_tokens: int = 40_000  # evaluate on about this many tokens, evenly spaced; 0: as many as val has
+    eval_tokens: int = 40_000  # evaluate on about this many tokens, evenly spaced; 0: on all of val and test
     device: str = "auto"  # cpu, cuda, cuda:1, mps; auto: the best available
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"  # number format in matrix multiplications
     compile: bool = False  # torch.compile: slow start, then faster, above all on a GPU
@@ -74,7 +73,7 @@ class TrainConfig(GPTConfig):
 
 
 # A window is a piece of the text that the model reads at once, a pair (start, stop): the tokens from start to stop - 1
-# are inputs, those from start + 1 to stop are targets. In evaluation, a window ends where its document ends, as a name.
+# are inputs, those from start + 1 to stop are targets. In evaluation, no window reads past the end of its document.
 
 
 def cut_windows(data, split, config, n_tokens=math.inf):
@@ -100,8 +99,7 @@ def get_batch(tokens, windows, device):
     positions = starts + np.arange(T + 1)  # (B, T + 1): inputs, and the last target
     ids = torch.from_numpy(tokens[np.minimum(positions, stops)].astype(np.int64))
     x = ids[:, :-1]
-    inside = torch.from_numpy(positions <= stops)
-    y = ids.where(inside, -1)[:, 1:]
+    y = ids.where(torch.from_numpy(positions <= stops), -1)[:, 1:]
     if device.type == "cuda":  # the CPU need not wait for a copy from pinned memory
         x = x.pin_memory()
         y = y.pin_memory()
@@ -109,8 +107,8 @@ def get_batch(tokens, windows, device):
 
 
 def micro_batches(data, starts, config, step, device):
-    """Yield the micro-batches of a step in this process: inputs, targets, and their share of all targets. They follow
-    from seed and step alone. starts (n,): where a window can start; a number: at all tokens before it."""
+    """Yield the micro-batches of a step in this process: inputs, targets, and their share of all targets. Seed and step
+    alone determine them. starts: an array of tokens where a window can start, or a number: all tokens before it."""
     tokens = data.splits["train"]
     rng = np.random.default_rng((config.seed, step))
     n = config.gradient_accumulation_steps * config.batch_size
@@ -127,7 +125,7 @@ def micro_batches(data, starts, config, step, device):
 @torch.no_grad()
 def evaluate(model, data, split, config, autocast):
     """The mean loss over windows of a split, in nats per token. Several processes split the windows."""
-    n_tokens = config.eval_tokens or len(data.splits["val"])
+    n_tokens = config.eval_tokens or (40_000 if split == "train" else math.inf)
     windows = cut_windows(data, split, config, n_tokens)[RANK::WORLD_SIZE]
     total = 0.0
     count = 0
@@ -153,7 +151,7 @@ def sum_of_all(value):
 
 
 def train(config, data, model, checkpoint, autocast):
-    """Train until the last step, or a signal such as Ctrl-C. Returns whether one came. autocast: of pick_device()."""
+    """Train until the last step, or a signal such as Ctrl-C. Returns whether steps are left. autocast: pick_device()"""
     if data.separator is None:
         starts = len(data.splits["train"]) - config.block_size  # a window can start anywhere before
     else:  # where a document starts, or a further part of a long one; other documents follow in the window
@@ -175,7 +173,7 @@ def train(config, data, model, checkpoint, autocast):
             # Dropout follows from seed, step and rank, so that a resumed run repeats it exactly
             torch.manual_seed(hash((config.seed, step, RANK)))
             # ---- forward and backward: the gradients of the micro-batches, and of all processes, add up in p.grad
-            losses.append(0.0)  # becomes a tensor: to read it in each step would wait for a GPU
+            losses.append(0.0)  # becomes a tensor: .item() in each step would wait for the GPU
             for x, y, share in micro_batches(data, starts, config, step, model.device):
                 with autocast:
                     _, loss = model(x, y)
@@ -206,8 +204,8 @@ def train(config, data, model, checkpoint, autocast):
             if evaluate_now or stopped:
                 states = {"optimizer": optimizer.state_dict(), "scaler": scaler.state_dict()}
                 save(config, data, model, "last.pt", step=step, best=best, **states)
-            if not losses:  # a line was written
-                began = perf_counter()  # so evaluating and saving do not count
+            if not losses:  # they were logged
+                began = perf_counter()  # after evaluating and saving, which do not count
     sum_of_all(0)  # waits until the first process has saved
     return step < config.max_iters
 
@@ -283,7 +281,7 @@ def adamw(p, m, v, t, lr, config):
 
 def muon(pairs, lr, config, dtype):
     """Update matrices of one shape by their momentum, orthogonalized (Jordan et al. 2024): if its singular value
-    decomposition is U S V^T, by about U V^T. So a matrix changes in all these directions equally."""
+    decomposition is U S V^T, by about U V^T. So no direction of the momentum dominates."""
     u = torch.stack([direction for _, direction in pairs])
     _, rows, columns = u.shape
     x = u.mT if rows > columns else u  # x x^T is then the smaller square
@@ -329,15 +327,18 @@ def save(config, data, model, name, **entries):
 
 
 def open_log(config, step):
-    """Open log.jsonl, an object per line: options, then losses. A new run moves those of an earlier one elsewhere."""
+    """Open log.jsonl, an object per line: options, then losses. A new run moves the files of an earlier one."""
     if RANK > 0:
         return open(os.devnull, "w")
     folder = Path(config.out_dir)
-    if step == 0 and any(folder.glob("*.pt")):
-        target = f"{folder}-{strftime('%Y%m%d-%H%M%S')}"
-        folder.rename(target)
-        print(f"moved the earlier run to {target}")
     folder.mkdir(parents=True, exist_ok=True)
+    earlier = [*folder.glob("*.pt"), *folder.glob("log.jsonl")]
+    if earlier and step == 0:
+        target = Path(f"{folder}-{strftime('%Y%m%d-%H%M%S')}")
+        target.mkdir()
+        for file in earlier:
+            file.rename(target / file.name)
+        print(f"moved the earlier run to {target}")
     log = open(folder / "log.jsonl", "a", buffering=1)  # noqa: SIM115
     log.write(json.dumps(asdict(config)) + "\n")
     return log
@@ -387,7 +388,7 @@ def read_config():
         return make_config(TrainConfig, given), {}
     checkpoint = load_checkpoint(f"{given['out_dir']}/last.pt" if init_from == "resume" else init_from)
     saved = checkpoint["config"]
-    fixed = model_options(saved)  # options that must stay
+    fixed = model_options(saved)  # except for those of MAY_CHANGE
     if init_from == "resume":
         fixed.update(optimizer=saved["optimizer"], dataset=saved["dataset"])
     else:  # a new run, from these weights

@@ -200,8 +200,7 @@ def documents_of(tokens, windows, separator):
 
 
 def open_run(options):
-    """The model of the options, the dataset that it was trained on, or another one with the same tokens, and the folder
-    of the run."""
+    """The chosen model and dataset, by default that of the run, and the folder of the run."""
     runs = Path("out").glob("**/best.pt")
     name = options.init_from or max(runs, key=os.path.getmtime, default="names")
     print(name)

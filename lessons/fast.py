@@ -160,7 +160,7 @@ def main():
     if options.init_from:
         model, _ = load_model(options.init_from)
     else:
-        model = GPT(GPTConfig(50_257, 1024, options.n_layer, n_head=12, n_embd=768, zero_init=False))
+        model = GPT(GPTConfig(50_257, 1024, n_layer=options.n_layer, n_head=12, n_embd=768, zero_init=False))
     model.eval()
     token = torch.zeros(1, 1, dtype=torch.long)
     exact, _ = model(token)

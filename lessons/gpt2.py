@@ -210,7 +210,7 @@ def export(model, tokenizer, folder):
     In transformers, GPT2LMHeadModel.from_pretrained(folder) and AutoTokenizer.from_pretrained(folder) open them.
     Raises UserError if the model is not a GPT-2, or if the folder exists."""
     config = model.config
-    needed = {**GPT2_OPTIONS, "n_kv_head": config.n_head}
+    needed = {**GPT2_OPTIONS, "n_kv_head": config.n_head, "separator": -1}
     del needed["zero_init"]  # where training started does not matter
     for name, value in needed.items():
         if getattr(config, name) != value:

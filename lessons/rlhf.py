@@ -433,8 +433,9 @@ def main():
     pairs = draw_pairs(task, 4000)
     task.reward_model = train_reward_model(task, pairs)
     policy, history = train_policy(task, options, pairs)
-    entries = {"separator": data.separator, "start_token": data.start_token}
-    save_model(f"out/rlhf/{options.method}.pt", policy, data.tokenizer, **entries)
+    saved = copy.deepcopy(policy)
+    saved.config.separator = data.separator  # so that sample.py ends each name
+    save_model(f"out/rlhf/{options.method}.pt", saved, data.tokenizer, start_token=data.start_token)
     if options.plot:
         draw(history)
     prompts = task.prompts(2000)

@@ -61,7 +61,7 @@ class Options:
     seed: int = 1337  # random seed
     plot: bool = False  # draw rnn.png
     # Not options, but the functions of train.py need them. A longer document is cut into pieces of block_size tokens,
-    # each of which starts from a state of zeros. With eval_tokens of 0, a loss is over as many tokens as val has
+    # each of which starts from a state of zeros. With eval_tokens of 0, a loss is over all of val and test
     block_size: int = 64
     batch_size: int = 64
     eval_tokens: int = 0

@@ -121,7 +121,9 @@ def test_a_bad_file_gets_one_line(script, what):
 
 
 @pytest.mark.parametrize("what", ["missing", pytest.param("a folder", marks=pytest.mark.slow)])
-@pytest.mark.parametrize("script", ON_WORDS)
+@pytest.mark.parametrize(
+    "script", ["mlp.py", *(pytest.param(s, marks=pytest.mark.slow) for s in ON_WORDS if s != "mlp.py")]
+)
 def test_a_bad_file_gets_one_line_in_a_process(script, what):
     done = finish(start(script, f"--data={make_bad_file(what)}"))
     assert done.returncode == 2

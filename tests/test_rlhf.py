@@ -96,6 +96,7 @@ def test_a_run_ends_with_a_table_a_plot_and_a_model_that_invents_words(method, c
     assert trained.split()[:4] == [method, found["reward"], found["true_score"], found["kl"]]
     assert Path("rlhf.png").stat().st_size > 0
     model, tokenizer = load_model(f"out/rlhf/{method}.pt")
+    assert model.config.separator == tokenizer.encode("\n")[0]
     words = model.generate(torch.tensor([tokenizer.encode("\nb")] * 3), 9)
     assert all(tokenizer.decode(row).startswith("\nb") for row in words.tolist())
 

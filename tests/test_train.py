@@ -195,6 +195,7 @@ def starts_of(data, config: TrainConfig) -> np.ndarray | int:
     found = []
     config = replace(config, vocab_size=300, n_layer=1, n_embd=8)
     with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(train, "open_log", lambda *_: contextlib.nullcontext())
         patch.setattr(train, "micro_batches", lambda _, starts, *more: found.append(starts) or sys.exit())
         with pytest.raises(SystemExit):
             train.train(config, data, GPT(config), {}, FLOAT32)
@@ -393,16 +394,20 @@ def test_names_are_listed_beside_what_counting_reaches(call, names):
     assert not any(name in call(train, *SHORT)[1] for name in expected)
 
 
-def test_a_new_run_moves_the_folder_of_an_earlier_one_aside(call, finished):
-    Path("out/tiny/notes.txt").write_text("mine")
+def test_a_new_run_moves_the_files_of_an_earlier_one_and_no_others(call, finished):
+    mine = [Path("out/tiny", name) for name in ("notes.txt", "attention.png", "mine/best.pt")]
+    for path in mine:
+        path.parent.mkdir(exist_ok=True)
+        path.write_text("mine")
     assert call(train, *RESUME, "--max_iters=13")[0] == 0  # a resumed run moves nothing
     before = checkpoints()
     assert [path.name for path in Path("out").iterdir()] == ["tiny"] and len(log_of("out/tiny", "train")) == 13
     assert call(train, *SHORT, "--seed=2")[0] == 0
     (aside,) = (path for path in Path("out").iterdir() if path.name != "tiny")
-    assert {path.name for path in aside.iterdir()} == {"best.pt", "last.pt", "log.jsonl", "notes.txt"}
+    assert {path.name for path in aside.iterdir()} == {"best.pt", "last.pt", "log.jsonl"}
     assert Path(aside, "last.pt").read_bytes() == before[0] and Path(aside, "best.pt").read_bytes() == before[1]
     assert len(log_of(aside, "train")) == 13 and len(log_of("out/tiny", "train")) == 12
+    assert all(path.read_text() == "mine" for path in mine)
 
 
 # ----------------------------------------------------------------------------- nothing is lost
@@ -684,12 +689,18 @@ def test_a_compiled_run_has_the_losses_of_one_that_is_not(finished):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("config", "more", "loss"),
-    [("names", "--max_iters=200", 2.2), ("python", "--max_iters=200", 1.7), ("shakespeare_cpu", "--seed=1337", 1.886)],
+    [
+        ("", "--seed=1", 1.96),  # the default
+        ("names", "--max_iters=200", 2.2),
+        ("python", "--max_iters=200", 1.7),
+        ("shakespeare_cpu", "--seed=1337", 1.886),
+    ],
 )
 def test_a_quick_run_reaches_its_loss(call, config, more, loss):
     if "shakespeare" in config:
         Path("data/downloads").mkdir()
         shutil.copy(local_copy("shakespeare"), "data/downloads/shakespeare.txt")
-    status, out, err = call(train, ROOT / "config" / f"{config}.toml", more)
+    options = [ROOT / "config" / f"{config}.toml", more] if config else [more]
+    status, out, err = call(train, *options)
     assert status == 0, err
     assert float(result(out)["val"]) < loss
