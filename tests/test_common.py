@@ -6,6 +6,7 @@ import math
 import os
 import pickle
 import shutil
+import subprocess
 import sys
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -21,7 +22,7 @@ from model import GPT, GPTConfig
 import numpy as np
 import pytest
 import torch
-from conftest import NAMES, Malicious, babble, posix
+from conftest import NAMES, ROOT, Malicious, babble, posix
 
 # ----------------------------------------------------------------------------- options
 
@@ -350,6 +351,20 @@ def test_a_checkpoint_whose_weights_and_options_do_not_fit_is_refused():
     for changes in ({"n_embd": 16}, {"n_layer": 2}, {"bias": True}, {"n_head": 3}, {"norm": "other"}):
         with pytest.raises(UserError, match=r"(?s)does not fit model.py \(.*; use the code that wrote it"):
             load_model({**checkpoint, "config": {**checkpoint["config"], **changes}})
+
+
+@pytest.mark.parametrize(("given", "found"), [(None, "2000"), ("7", "7")])
+def test_threads_of_torch_wait_for_a_short_time_unless_the_user_says_otherwise(given, found):
+    """torch reads the variable when it is imported, so train.py must set it before."""
+    code = "import os, sys\n"
+    code += "class Finder:\n"
+    code += "    def find_spec(self, name, *_):\n"
+    code += "        if name == 'torch': print(os.environ.get('GOMP_SPINCOUNT')), sys.exit()\n"
+    code += "sys.meta_path.insert(0, Finder())\nimport train\n"
+    env = {name: value for name, value in os.environ.items() if name != "GOMP_SPINCOUNT"}
+    env.update({"GOMP_SPINCOUNT": given} if given else {})
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=env, capture_output=True, encoding="utf-8")
+    assert (done.stdout.split(), done.stderr) == ([found], "")
 
 
 def test_a_missing_checkpoint_says_how_to_get_one():
