@@ -19,6 +19,8 @@ SMALL = {
     "attention.py": ["--steps=2"],
 }
 ON_WORDS = CLIMB[1:]
+# A process takes a second to import torch: by default, mlp.py stands for those that read words
+SLOWLY = [pytest.param(script, marks=pytest.mark.slow) for script in ("bigram.py", "ngram.py", "attention.py")]
 
 # ----------------------------------------------------------------------------- words
 
@@ -54,7 +56,7 @@ def test_ten_words_are_enough(script, words_txt):
 # ----------------------------------------------------------------------------- alone
 
 
-@pytest.mark.parametrize("script", CLIMB)
+@pytest.mark.parametrize("script", ["micrograd.py", "mlp.py", *SLOWLY])
 def test_a_script_runs_alone_beside_its_words(script, words_txt):
     """python -I finds nothing of ours. micrograd.py needs no packages, either (-S)."""
     folder = Path("alone")
@@ -121,9 +123,7 @@ def test_a_bad_file_gets_one_line(script, what):
 
 
 @pytest.mark.parametrize("what", ["missing", pytest.param("a folder", marks=pytest.mark.slow)])
-@pytest.mark.parametrize(
-    "script", ["mlp.py", *(pytest.param(s, marks=pytest.mark.slow) for s in ON_WORDS if s != "mlp.py")]
-)
+@pytest.mark.parametrize("script", ["mlp.py", *SLOWLY])
 def test_a_bad_file_gets_one_line_in_a_process(script, what):
     done = finish(start(script, f"--data={make_bad_file(what)}"))
     assert done.returncode == 2
