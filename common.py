@@ -36,7 +36,7 @@ class UserError(Exception):
 def run(main):
     """Run main(). UserError, and errors of the computer, print one line, and end the script with status 2."""
     try:
-        gc.freeze()  # ends sooner: the collector leaves out what is imported
+        gc.freeze()  # the collector leaves out what is imported, so the script ends sooner
         main()
         sys.stdout.flush()
     except UserError as error:

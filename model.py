@@ -139,8 +139,7 @@ class CausalSelfAttention(nn.Module):
             return F.scaled_dot_product_attention(q, k, v, mask, dropout, causal)
         if mask is None:
             S = k.shape[2]
-            mask = torch.ones(T, S, dtype=torch.bool, device=q.device)
-            mask = mask.tril(S - T)
+            mask = torch.ones(T, S, dtype=torch.bool, device=q.device).tril(S - T)
         # Divided by sqrt(hd), scores stay near 1 in size, so softmax does not put all weight on one token
         q = q / math.sqrt(config.head_dim)
         wei = q @ k.mT  # (B, nh, T, S): scores

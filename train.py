@@ -338,7 +338,7 @@ def open_log(config, step):
         target.mkdir()
         for file in earlier:
             file.rename(target / file.name)
-        print(f"moved the earlier run to {target}")
+        print("moved the earlier run to", target)
     log = open(folder / "log.jsonl", "a", buffering=1)  # noqa: SIM115
     log.write(json.dumps(asdict(config)) + "\n")
     return log
@@ -390,7 +390,8 @@ def read_config():
     saved = checkpoint["config"]
     fixed = model_options(saved)  # except for those of MAY_CHANGE
     if init_from == "resume":
-        fixed.update(optimizer=saved["optimizer"], dataset=saved["dataset"])
+        # eval_tokens: losses of other tokens cannot be compared with the lowest so far
+        fixed.update(optimizer=saved["optimizer"], dataset=saved["dataset"], eval_tokens=saved["eval_tokens"])
     else:  # a new run, from these weights
         saved = fixed  # the other options are not taken over
         checkpoint = {name: checkpoint[name] for name in ("model", "tokenizer")}

@@ -264,7 +264,8 @@ def print_copies(model, data, options):
 
 
 def draw_losses(folder):
-    """Draw the losses in log.jsonl, which train.py has written, into loss.png."""
+    """Draw the losses in log.jsonl, which train.py has written, into loss.png. Those of train are with dropout and the
+    temperature of training, so they are not comparable with val's."""
     import matplotlib.pyplot as plt  # here, because it is optional
 
     with open(folder / "log.jsonl") as lines:

@@ -608,6 +608,13 @@ def test_the_command_line_counts_more_than_a_file_and_this_more_than_a_checkpoin
     assert (config.max_iters, config.beta2, config.weight_decay, config.n_embd) == (7, 0.5, 0.5, 16)
 
 
+def test_a_resumed_run_is_evaluated_on_the_same_tokens(call, fails):
+    """... as the lowest loss so far, with which its losses are compared."""
+    call(train, *SHORT)
+    words = fails(train, *RESUME, "--max_iters=13", "--eval_tokens=100")
+    assert "eval_tokens is 0 in the checkpoint; leave out --eval_tokens" in words
+
+
 @pytest.mark.parametrize(
     ("option", "words"),
     [
