@@ -1,6 +1,6 @@
-"""What the scripts share: options, one-line errors, the device, tokenizers, datasets, checkpoints.
+"""What the scripts share: options, one-line errors, the device, tokenizers, checkpoints.
 
-data = load("names")  # data/names/, which prepare_data.py made
+options = parse(Options, __doc__)  # the command line, as a dataclass
 model, tokenizer = load_model("out/names")  # the best.pt of a run of train.py
 """
 
@@ -8,11 +8,9 @@ import base64
 import dataclasses
 import gc
 import inspect
-import json
 import os
 import re
 import sys
-from dataclasses import dataclass
 from pathlib import Path
 from typing import get_args
 
@@ -20,7 +18,6 @@ from typing import get_args
 os.environ.setdefault("GOMP_SPINCOUNT", "2000")
 gc.set_threshold(200_000)
 
-import numpy as np  # noqa: E402
 import torch  # noqa: E402
 
 RANK = int(os.environ.get("RANK", 0))  # torchrun numbers its processes; process 0 prints and writes files
@@ -183,49 +180,6 @@ class BPETokenizer:
 
 def make_tokenizer(fields):
     return CharTokenizer(fields["chars"]) if fields["kind"] == "char" else BPETokenizer(fields)
-
-
-# ----------------------------------------------------------------------------- datasets
-
-
-@dataclass(eq=False)
-class Dataset:
-    """A text that prepare_data.py has prepared, as token ids."""
-
-    name: str
-    splits: dict  # "train", "val", and "test" if there are documents: token ids (n,), read from the disk as needed
-    n_bytes: dict  # bytes of UTF-8 text in each split
-    tokenizer: CharTokenizer | BPETokenizer
-    separator: int | None  # the token that starts and ends each document; None for one long text
-    start_token: int | None  # the token that samples start with: the separator, or END in a text that has it
-
-    def documents(self, split):
-        """The documents of a split, as texts. Raises UserError if it is one long text."""
-        if self.separator is None:
-            raise UserError(f"{self.name} has no documents; use names, or your own text with --documents=lines")
-        ids = self.splits[split]
-        parts = np.split(ids, np.flatnonzero(ids == self.separator))  # cut before each separator
-        return [self.tokenizer.decode(part[1:].tolist()) for part in parts[1:-1]]
-
-    def bits_per_byte(self, loss, split):
-        """A loss in nats per token as bits per byte of UTF-8 text, which can be compared across tokenizers."""
-        return loss * len(self.splits[split]) / (self.n_bytes[split] * np.log(2))
-
-
-def load(name):
-    """Open data/<name>. Raises UserError if it is missing or damaged."""
-    folder = Path("data", name)
-    if not (folder / "meta.json").exists():
-        raise UserError(f"{folder} has no meta.json (nanoGPT's lack it, too); run: python prepare_data.py {name}")
-    try:
-        meta = json.loads((folder / "meta.json").read_text(encoding="utf-8"))
-        tokenizer = make_tokenizer(meta["tokenizer"])
-        splits = {}
-        for split in meta["n_bytes"]:
-            splits[split] = np.memmap(folder / f"{split}.bin", meta["dtype"], mode="r")
-        return Dataset(name, splits, meta["n_bytes"], tokenizer, meta["separator"], meta["start_token"])
-    except (ValueError, LookupError, TypeError) as error:
-        raise UserError(f"{folder} is damaged, or of another version ({error!r}); prepare it again") from error
 
 
 # ----------------------------------------------------------------------------- checkpoints

@@ -16,8 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-import common
-from common import END, WORLD_SIZE, CharTokenizer, UserError, make_tokenizer, parse, run
+from common import END, WORLD_SIZE, BPETokenizer, CharTokenizer, UserError, make_tokenizer, parse, run
 
 import numpy as np
 
@@ -223,13 +222,47 @@ def write_dataset(name, ids, n_bytes, tokenizer, separator, start_token):
     print(f"{folder}: a vocabulary of {tokenizer.vocab_size:,} tokens; bytes of text: {n_bytes}")
 
 
+@dataclass(eq=False)
+class Dataset:
+    """A text that prepare_data.py has prepared, as token ids."""
+
+    name: str
+    splits: dict  # "train", "val", and "test" if there are documents: token ids (n,), read from the disk as needed
+    n_bytes: dict  # bytes of UTF-8 text in each split
+    tokenizer: CharTokenizer | BPETokenizer
+    separator: int | None  # the token that starts and ends each document; None for one long text
+    start_token: int | None  # the token that samples start with: the separator, or END in a text that has it
+
+    def documents(self, split):
+        """The documents of a split, as texts. Raises UserError if it is one long text."""
+        if self.separator is None:
+            raise UserError(f"{self.name} has no documents; use names, or your own text with --documents=lines")
+        ids = self.splits[split]
+        parts = np.split(ids, np.flatnonzero(ids == self.separator))  # cut before each separator
+        return [self.tokenizer.decode(part[1:].tolist()) for part in parts[1:-1]]
+
+    def bits_per_byte(self, loss, split):
+        """A loss in nats per token as bits per byte of UTF-8 text, which can be compared across tokenizers."""
+        return loss * len(self.splits[split]) / (self.n_bytes[split] * np.log(2))
+
+
 def load(name):
-    """common.load(name), which is prepared first if it is missing and needs no large download. Raises UserError."""
-    source = name.removesuffix("_gpt2")
-    # Several processes would write the same files at once
-    if source in SOURCES[:3] and WORLD_SIZE == 1 and not Path("data", name, "meta.json").exists():
+    """Open data/<name>, which is prepared first if it is missing and needs no large download. Raises UserError."""
+    folder = Path("data", name)
+    if not (folder / "meta.json").exists():
+        source = name.removesuffix("_gpt2")
+        if source not in SOURCES[:3] or WORLD_SIZE > 1:  # several processes would write the same files at once
+            raise UserError(f"{folder} has no meta.json (nanoGPT's lack it, too); run: python prepare_data.py {name}")
         prepare(source, "char" if source == name else "gpt2")
-    return common.load(name)
+    try:
+        meta = json.loads((folder / "meta.json").read_text(encoding="utf-8"))
+        tokenizer = make_tokenizer(meta["tokenizer"])
+        splits = {}
+        for split in meta["n_bytes"]:
+            splits[split] = np.memmap(folder / f"{split}.bin", meta["dtype"], mode="r")
+        return Dataset(name, splits, meta["n_bytes"], tokenizer, meta["separator"], meta["start_token"])
+    except (ValueError, LookupError, TypeError) as error:
+        raise UserError(f"{folder} is damaged, or of another version ({error!r}); prepare it again") from error
 
 
 def main():

@@ -26,7 +26,8 @@ import os
 import zlib
 from dataclasses import asdict, dataclass
 
-from common import UserError, load, load_checkpoint, load_model, parse, replace_file, run
+from common import UserError, load_checkpoint, load_model, parse, replace_file, run
+from prepare_data import load
 
 import numpy as np
 import torch

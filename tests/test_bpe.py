@@ -7,9 +7,10 @@ import unicodedata
 from collections import Counter
 from pathlib import Path
 
-from common import CharTokenizer, UserError, load, make_tokenizer
+from common import CharTokenizer, UserError, make_tokenizer
 from lessons import bpe
 from lessons.bpe import bpe_tokenizer, decode, encode, merge, split_bytes, split_words, train_bpe
+from prepare_data import load
 
 import numpy as np
 import pytest

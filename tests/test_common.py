@@ -1,11 +1,9 @@
-"""What the scripts share: options, one-line errors, devices, tokenizers, datasets, checkpoints."""
+"""What the scripts share: options, one-line errors, devices, tokenizers, checkpoints."""
 
 import errno
 import json
-import math
 import os
 import pickle
-import shutil
 import subprocess
 import sys
 from dataclasses import dataclass, fields
@@ -16,13 +14,12 @@ import common
 import prepare_data
 import sample
 import train
-from common import END, CharTokenizer, UserError, load, load_checkpoint, load_model, make_tokenizer, pick_device
+from common import END, CharTokenizer, UserError, load_checkpoint, load_model, make_tokenizer, pick_device
 from model import GPT, GPTConfig
 
-import numpy as np
 import pytest
 import torch
-from conftest import NAMES, ROOT, Malicious, babble, posix
+from conftest import ROOT, Malicious, posix
 
 # ----------------------------------------------------------------------------- options
 
@@ -254,54 +251,6 @@ def test_characters_that_the_vocabulary_lacks_are_listed():
     assert CharTokenizer("abc").encode("cab") == [2, 0, 1] and CharTokenizer("abc").end_id is None
     with pytest.raises(UserError, match=r"lacks \['\\n', 'x', '€'\]; leave them out"):
         CharTokenizer("abc").encode("a€xxb\n")
-
-
-# ----------------------------------------------------------------------------- datasets
-
-
-@pytest.mark.usefixtures("data")
-def test_a_dataset_is_read_from_the_disk_and_has_the_documents_of_its_text():
-    text, names = load("tiny"), load("list")
-    assert all(isinstance(ids, np.memmap) for ids in text.splits.values())
-    assert text.tokenizer.decode([*text.splits["train"], *text.splits["val"]]) == babble(1200)
-    assert sum(text.n_bytes.values()) == len(babble(1200))
-    documents = [*names.documents("train"), *names.documents("val"), *names.documents("test")]
-    assert sorted(documents) == sorted(NAMES * 4) and documents != NAMES * 4
-    with pytest.raises(UserError, match="tiny has no documents; "):
-        text.documents("train")
-
-
-def test_bits_per_byte_are_of_the_split_itself():
-    splits = {"train": np.zeros(10), "val": np.zeros(5)}
-    data = common.Dataset("any", splits, {"train": 10, "val": 20}, None, None, None)
-    assert data.bits_per_byte(math.log(2), "train") == 1 and data.bits_per_byte(math.log(2), "val") == 0.25
-
-
-def test_a_dataset_that_is_missing_says_how_to_make_it():
-    with pytest.raises(UserError, match=r"data.fineweb .*; run: python prepare_data.py fineweb"):
-        load("fineweb")
-    Path("data/nano").mkdir(parents=True)  # as nanoGPT makes it: meta.pkl could run code, and is not opened
-    for name in ("train.bin", "val.bin"):
-        np.arange(9, dtype=np.uint16).tofile(f"data/nano/{name}")
-    Path("data/nano/meta.pkl").write_bytes(pickle.dumps(Malicious()))
-    with pytest.raises(UserError, match=r"data.nano .*nanoGPT.*; run: python prepare_data.py"):
-        load("nano")
-    assert not Path("harmed").exists()
-
-
-@pytest.mark.usefixtures("data")
-def test_a_damaged_dataset_gets_one_line(fails):
-    damages = [("val.bin", b"abc"), ("val.bin", b"")]
-    for text in ("", "{", "[]", "7", "{}", '{"tokenizer": 7}', '{"tokenizer": {"kind": "new"}}', "\0"):
-        damages.append(("meta.json", text.encode()))
-    for i, (name, content) in enumerate(damages):
-        shutil.copytree("data/tiny", f"data/copy{i}")
-        load(f"copy{i}")
-        Path(f"data/copy{i}", name).write_bytes(content)
-        with pytest.raises(UserError, match=rf"data.copy{i} is damaged, .*; prepare it again"):
-            load(f"copy{i}")
-    Path("data/tiny/val.bin").unlink()
-    assert "data/tiny/val.bin" in fails(train, "--dataset=tiny") and not Path("out").exists()
 
 
 # ----------------------------------------------------------------------------- files and checkpoints

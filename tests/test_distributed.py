@@ -8,8 +8,9 @@ import sys
 from pathlib import Path
 
 import train
-from common import load, load_checkpoint
+from common import load_checkpoint
 from model import GPT
+from prepare_data import load
 from train import TrainConfig, cut_windows, evaluate, micro_batches
 
 import numpy as np

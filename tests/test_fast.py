@@ -3,10 +3,11 @@
 import copy
 from pathlib import Path
 
-from common import CharTokenizer, load, save_model
+from common import CharTokenizer, save_model
 from lessons import fast
 from lessons.fast import BFloat16Linear, BlockLinear, Int8Linear, speed_up
 from model import GPT, GPTConfig
+from prepare_data import load
 
 import pytest
 import torch

@@ -5,7 +5,7 @@ import random
 from pathlib import Path
 
 import sample
-from common import load, load_checkpoint
+from common import load_checkpoint
 from lessons import finetune
 from lessons.finetune import (
     TOKENIZER,
@@ -21,6 +21,7 @@ from lessons.finetune import (
 )
 from lessons.gpt2 import GPT2_OPTIONS
 from model import GPT, GPTConfig
+from prepare_data import load
 
 import numpy as np
 import pytest

@@ -36,7 +36,7 @@ import common
 import micrograd
 import model
 import ngram
-from common import CharTokenizer, Dataset
+from common import CharTokenizer
 from lessons import (
     by_hand,
     finetune,
@@ -54,6 +54,7 @@ from lessons.gpt2 import GPT2_OPTIONS
 from lessons.scaling import Law
 from micrograd import Value
 from model import GPT, GPTConfig
+from prepare_data import Dataset
 from train import get_batch
 
 import numpy as np

@@ -10,9 +10,10 @@ from pathlib import Path
 
 import common
 import prepare_data
-from common import CharTokenizer, load, make_tokenizer, save_model
+from common import CharTokenizer, make_tokenizer, save_model
 from lessons import bpe, look
 from model import GPT, GPTConfig
+from prepare_data import load
 
 import numpy as np
 import pytest

@@ -4,10 +4,11 @@ from collections import Counter
 from pathlib import Path
 
 import prepare_data
-from common import CharTokenizer, load
+from common import CharTokenizer
 from lessons import mlm
 from lessons.mlm import END, FIRST, MASK, PAD, Classifier, Encoder, encode, fill, hide_letters, letter_loss
 from model import GPT, GPTConfig
+from prepare_data import load
 
 import numpy as np
 import pytest

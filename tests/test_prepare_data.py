@@ -2,19 +2,23 @@
 
 import hashlib
 import http.server
+import math
 import os
+import pickle
 import random
+import shutil
 import threading
 from pathlib import Path
 
 import common
 import prepare_data
-from common import END, Dataset, UserError, load
-from prepare_data import DOWNLOADS, download
+import train
+from common import END, UserError
+from prepare_data import DOWNLOADS, Dataset, download, load
 
 import numpy as np
 import pytest
-from conftest import babble, local_copy
+from conftest import NAMES, Malicious, babble, local_copy
 
 
 def write(name: str, content: str | bytes) -> str:
@@ -278,6 +282,54 @@ def test_whenever_a_preparation_is_killed_a_whole_dataset_is_left_and_the_next_o
     assert left[0] == "old\n" * 50 and left[-1] == "new\n" * 99 and set(left) == {left[0], left[-1]} and len(left) > 6
 
 
+# ----------------------------------------------------------------------------- what is read again
+
+
+@pytest.mark.usefixtures("data")
+def test_a_dataset_is_read_from_the_disk_and_has_the_documents_of_its_text():
+    text, names = load("tiny"), load("list")
+    assert all(isinstance(ids, np.memmap) for ids in text.splits.values())
+    assert text.tokenizer.decode([*text.splits["train"], *text.splits["val"]]) == babble(1200)
+    assert sum(text.n_bytes.values()) == len(babble(1200))
+    documents = [*names.documents("train"), *names.documents("val"), *names.documents("test")]
+    assert sorted(documents) == sorted(NAMES * 4) and documents != NAMES * 4
+    with pytest.raises(UserError, match="tiny has no documents; "):
+        text.documents("train")
+
+
+def test_bits_per_byte_are_of_the_split_itself():
+    splits = {"train": np.zeros(10), "val": np.zeros(5)}
+    data = Dataset("any", splits, {"train": 10, "val": 20}, None, None, None)
+    assert data.bits_per_byte(math.log(2), "train") == 1 and data.bits_per_byte(math.log(2), "val") == 0.25
+
+
+def test_a_dataset_that_is_missing_says_how_to_make_it():
+    with pytest.raises(UserError, match=r"data.fineweb .*; run: python prepare_data.py fineweb"):
+        load("fineweb")
+    Path("data/nano").mkdir(parents=True)  # as nanoGPT makes it: meta.pkl could run code, and is not opened
+    for name in ("train.bin", "val.bin"):
+        np.arange(9, dtype=np.uint16).tofile(f"data/nano/{name}")
+    Path("data/nano/meta.pkl").write_bytes(pickle.dumps(Malicious()))
+    with pytest.raises(UserError, match=r"data.nano .*nanoGPT.*; run: python prepare_data.py"):
+        load("nano")
+    assert not Path("harmed").exists()
+
+
+@pytest.mark.usefixtures("data")
+def test_a_damaged_dataset_gets_one_line(fails):
+    damages = [("val.bin", b"abc"), ("val.bin", b"")]
+    for text in ("", "{", "[]", "7", "{}", '{"tokenizer": 7}', '{"tokenizer": {"kind": "new"}}', "\0"):
+        damages.append(("meta.json", text.encode()))
+    for i, (name, content) in enumerate(damages):
+        shutil.copytree("data/tiny", f"data/copy{i}")
+        load(f"copy{i}")
+        Path(f"data/copy{i}", name).write_bytes(content)
+        with pytest.raises(UserError, match=rf"data.copy{i} is damaged, .*; prepare it again"):
+            load(f"copy{i}")
+    Path("data/tiny/val.bin").unlink()
+    assert "data/tiny/val.bin" in fails(train, "--dataset=tiny") and not Path("out").exists()
+
+
 # ----------------------------------------------------------------------------- downloads
 
 
@@ -386,11 +438,11 @@ def test_fineweb_shards_are_downloaded_once_and_become_a_dataset(server, monkeyp
         server.files[f"/{name}"] = content
         server.redirects[f"/fineweb_{name}.bin"] = (f"/{name}", hashlib.sha256(content).hexdigest())
     monkeypatch.setattr(prepare_data, "FINEWEB", f"{server.url}/")
-    for options, train in ((["--shards=2"], text + text[:3]), ([], text)):
+    for options, expected in ((["--shards=2"], text + text[:3]), ([], text)):
         status, _, err = call(prepare_data, "fineweb", *options)
         assert status == 0 and len(server.log) == 6, err
         data = load("fineweb")
-        assert data.splits["train"].tolist() == train and data.splits["val"].tolist() == text[3:]
+        assert data.splits["train"].tolist() == expected and data.splits["val"].tolist() == text[3:]
         assert (data.separator, data.start_token, data.tokenizer.vocab_size) == (None, 50_256, 50_257)
         for split, ids in data.splits.items():
             assert data.n_bytes[split] == len(data.tokenizer.decode(ids).replace(END, "").encode())

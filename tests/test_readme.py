@@ -248,7 +248,7 @@ def test_the_python_that_it_shows_runs(text, capsys):
 def test_the_names_to_overfit_are_made_as_the_results_say(names):
     (text,) = [text for kind, text in BLOCKS if kind == "py" and "few_names" in text]
     exec(compile(text, "docs/ablations.md", "exec"), {})
-    few, whole = common.load("few_names"), common.load("names")
+    few, whole = prepare_data.load("few_names"), prepare_data.load("names")
     parts = {split: few.documents(split) for split in few.splits}
     assert [len(part) for part in parts.values()] == [1000, 125, 125]
     assert set().union(*parts.values()) <= {*whole.documents("train")}
@@ -267,10 +267,10 @@ def test_the_parts_of_shakespeare_are_made_as_the_results_say():
     prepare_shakespeare()
     (text,) = [text for kind, text in BLOCKS if kind == "py" and "part{n}" in text]
     exec(compile(text, "docs/ablations.md", "exec"), {})
-    whole = common.load("shakespeare")
+    whole = prepare_data.load("shakespeare")
     train, sizes = whole.splits["train"], {len(whole.splits["train"])}
     for n in (2, 4, 8):
-        part = common.load(f"part{n}")
+        part = prepare_data.load(f"part{n}")
         assert part.splits["train"].tolist() == train[: len(train) // n].tolist()
         assert part.splits["val"].tolist() == whole.splits["val"].tolist()
         assert part.tokenizer.fields == whole.tokenizer.fields
@@ -311,7 +311,7 @@ def test_a_text_is_encoded_for_a_run_as_the_howto_says(fails):
     common.save_model("out/python/best.pt", gpt, letters)
     (text,) = [text for kind, text in BLOCKS if kind == "py" and "my_python" in text]
     exec(compile(text, "docs/howto.md", "exec"), {})
-    assert common.load("my_python").tokenizer.fields == letters.fields
+    assert prepare_data.load("my_python").tokenizer.fields == letters.fields
     prepare_data.prepare("my.txt")  # the control: its own letters
     assert "other tokens than the checkpoint" in fails(train, "--init_from=out/python", "--dataset=my")
 
@@ -346,7 +346,7 @@ def test_a_file_of_documents_is_made_of_a_table_as_the_howto_says(kind, first):
     (text,) = [text for language, text in BLOCKS if language == "py" and f"import {kind}\n\n" in text]
     exec(compile(text, "docs/howto.md", "exec"), {})
     prepare_data.prepare(f"{first}.txt", documents="***")
-    data = common.load(first)
+    data = prepare_data.load(first)
     assert sorted(text for split in data.splits for text in data.documents(split)) == sorted(texts)
 
 

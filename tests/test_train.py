@@ -18,8 +18,9 @@ import ngram
 import prepare_data
 import sample
 import train
-from common import load, load_checkpoint, load_model
+from common import load_checkpoint, load_model
 from model import GPT
+from prepare_data import load
 from train import Optimizer, TrainConfig, cut_windows, evaluate, get_batch, lr_fraction, micro_batches
 
 import numpy as np
