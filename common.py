@@ -24,6 +24,13 @@ RANK = int(os.environ.get("RANK", 0))  # torchrun numbers its processes; process
 LOCAL_RANK = int(os.environ.get("LOCAL_RANK", 0))  # the number on this computer, and the number of its GPU
 WORLD_SIZE = int(os.environ.get("WORLD_SIZE", 1))  # how many processes there are
 END = "<|endoftext|>"  # the token between documents of several lines, as in GPT-2
+# For options of nanoGPT that have another name here
+HINTS = {
+    "start": "use --prompt",
+    "out_dir": "use --init_from",
+    "eval_iters": "use --eval_tokens",
+    "eval_only": "use lessons/evaluate.py",
+}
 
 
 class UserError(Exception):
@@ -51,6 +58,13 @@ def run(main):
 def fail(message):
     print("error:", " ".join(str(message).split()), file=sys.stderr)
     sys.exit(2)
+
+
+def printable(text):
+    """A text as it is printed: without control characters if this is on a terminal, which would obey them."""
+    if not sys.stdout.isatty():
+        return text
+    return re.sub(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]", "\ufffd", text)
 
 
 # ----------------------------------------------------------------------------- options
@@ -92,7 +106,8 @@ def read_options(cls, doc, argument=""):
         elif kinds.get(name) is bool and not equals:  # --plot means --plot=true
             text = "true"
         if name not in kinds:
-            raise UserError(f"unknown option {word}; write --name=value; --help lists the options")
+            hint = HINTS.get(name, "write --name=value")
+            raise UserError(f"unknown option {word}; {hint}; --help lists the options")
         given[name] = convert(name, text, kinds[name])
     return given
 
@@ -210,6 +225,9 @@ def load_checkpoint(name):
     path = Path(name) if Path(name).exists() else Path("out", name)
     if path.is_dir():
         path = path / "best.pt"
+    last = path.with_name("last.pt")
+    if not path.exists() and last.exists():
+        raise UserError(f"there is no {path} before the first evaluation; use {last}, or resume the run")
     if not path.exists():
         raise UserError(f"there is no checkpoint {name}; make it: python train.py, or for gpt2: python lessons/gpt2.py")
     try:
@@ -231,4 +249,6 @@ def load_model(name):
         model.load_state_dict(checkpoint["model"])
     except (LookupError, ValueError, RuntimeError) as error:
         raise UserError(f"the checkpoint does not fit model.py ({error}); use the code that wrote it") from error
+    if not sum(p.detach().sum() for p in model.parameters()).isfinite():
+        raise UserError("the checkpoint has weights that are NaN or infinite; use another")
     return model.eval(), make_tokenizer(checkpoint["tokenizer"])

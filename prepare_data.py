@@ -5,6 +5,7 @@ python prepare_data.py my.txt --tokenizer=gpt2     # your own text, UTF-8, or a 
 python prepare_data.py poems.txt --documents=---   # documents that a line of --- separates; or --documents=lines
 """
 
+import contextlib
 import hashlib
 import json
 import os
@@ -14,6 +15,7 @@ import shutil
 import sysconfig
 from dataclasses import dataclass
 from pathlib import Path
+from time import perf_counter
 from typing import Literal
 
 from common import END, WORLD_SIZE, BPETokenizer, CharTokenizer, UserError, make_tokenizer, parse, run
@@ -22,9 +24,12 @@ import numpy as np
 
 NAMES = Path(__file__).parent / "data" / "names.txt"
 DOWNLOADS = Path("data", "downloads")
+# Pieces of a text, which end where a word ends if there are words, so that no token spans two of them
+PIECE = re.compile(r".{1,1000000}(?:\Z|(?<=\S)(?=[ \n]))|.{1,1000000}", re.DOTALL)
 SOURCES = ("names", "python", "shakespeare", "fineweb")
 SHAKESPEARE = "https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/input.txt"
 SHAKESPEARE_SHA256 = "86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed"
+NO_TEXT = (b"%PDF", b"{\\rtf", b"PK\3\4", b"\x1f\x8b")  # beginnings of files: PDF, RTF, zip (also .docx, .odt), gzip
 FINEWEB = "https://huggingface.co/datasets/kjj0/fineweb10B-gpt2/resolve/main/"
 
 
@@ -44,14 +49,14 @@ def prepare(source, tokenizer="char", documents="", name="", shards=1):
         raise UserError(f"{name!r} cannot be the name of this dataset; give a source, and a --name such as my_{name}")
     if source == "fineweb":
         made = make_tokenizer({"kind": "gpt2"})
-        write_dataset(name, *read_fineweb(shards, made), made, None, made.end_id)
+        write_dataset(name, source, *read_fineweb(shards, made), made, None, made.end_id)
         return
     if source in SOURCES and documents:
         raise UserError("--documents is for your own text; leave it out")
     documents = "lines" if source == "names" else documents
     splits = read_splits(source, documents)
     made = make_tokenizer({"kind": "gpt2"}) if tokenizer == "gpt2" else char_tokenizer(splits, documents)
-    write_text(name, splits, documents, made)
+    write_text(name, source, splits, documents, made)
 
 
 def read_splits(source, documents):
@@ -90,19 +95,20 @@ def read_python():
 
 
 def read_text(source):
-    """The text of a file, or of all files in a folder that are not hidden or binary."""
+    """The text of a file, or of all files in a folder that are not hidden. Says which are no text. Raises UserError."""
     paths = [source]
     if not source.is_file():
-        inside = [path for path in sorted(source.rglob("*")) if path.is_file()]
-        paths = [path for path in inside if "/." not in f"/{path.relative_to(source).as_posix()}"]
+        found = sorted(source.rglob("*"))
+        files = [path for path in found if path.is_symlink() or not path.is_dir()]
+        paths = [path for path in files if "/." not in f"/{path.relative_to(source).as_posix()}"]
     if not paths:
         raise UserError(f"no file or folder {source}; give one, or one of {', '.join(SOURCES)}")
     text = ""
-    n_binary = 0
+    left_out = []
     for path in paths:
-        content = path.read_bytes()
-        if b"\0" in content:
-            n_binary += 1
+        content = path.read_bytes() if path.is_file() else b"\0"  # a link to a folder, or to nothing
+        if b"\0" in content or content.startswith(NO_TEXT):
+            left_out.append(path)
             continue
         try:
             text += content.decode("utf-8-sig")
@@ -110,9 +116,10 @@ def read_text(source):
             raise UserError(f"{path} is not UTF-8 at byte {error.start}; save it as UTF-8, or leave it out") from None
         if not text.endswith("\n"):
             text += "\n"
-    if n_binary:
-        print(f"left out, as they are binary or UTF-16: {n_binary:,} of {len(paths):,} files")
-    return text.replace("\r\n", "\n")
+    if left_out:
+        what = "binary, UTF-16, a PDF, an archive, of a word processor, or a link to a folder"
+        print(f"left out: {len(left_out):,} of {len(paths):,} files, such as {left_out[0]}; each is {what}")
+    return text.replace("\r\n", "\n").replace("\r", "\n")
 
 
 def download(url, path, sha256=""):
@@ -170,6 +177,10 @@ def split_documents(text, documents):
     random.Random(42).shuffle(texts)
     n1 = int(0.8 * n)
     n2 = int(0.9 * n)
+    known = set(texts[:n1])
+    again = sum(text in known for text in texts[n1:])
+    if again:
+        print(f"{again:,} of {n - n1:,} documents of val and test are in train, too, where a model can memorize them")
     return {"train": texts[:n1], "val": texts[n1:n2], "test": texts[n2:]}
 
 
@@ -181,7 +192,7 @@ def char_tokenizer(splits, documents):
     return CharTokenizer(sorted(chars) + ([] if documents in ("", "lines") else [END]))
 
 
-def write_text(name, splits, documents, tokenizer):
+def write_text(name, source, splits, documents, tokenizer):
     """Encode the splits, and write the dataset. A separator starts and ends each document: a newline, or END."""
     newline = "\n" if documents == "lines" else ""  # END is no text
     separator = tokenizer.encode(newline)
@@ -190,30 +201,52 @@ def write_text(name, splits, documents, tokenizer):
     ids = {}
     n_bytes = {}
     for split, texts in splits.items():
-        parts = [separator]
-        for text in texts:
-            parts.append(tokenizer.encode(text) + separator)
-        ids[split] = [np.array(part, dtype=np.uint32) for part in parts]
-        n_bytes[split] = len(newline.join(["", *texts, ""]).encode())
+        ids[split] = encode(texts, separator, tokenizer)
+        n_bytes[split] = sum(len(text.encode()) for text in texts)
+        if newline:
+            n_bytes[split] += len(texts) + 1
     token = separator[0] if documents else None
-    write_dataset(name, ids, n_bytes, tokenizer, token, token)
+    write_dataset(name, source, ids, n_bytes, tokenizer, token, token)
 
 
-def write_dataset(name, ids, n_bytes, tokenizer, separator, start_token):
-    """Write data/<name>/. ids: for each split its token ids, arrays (n,). n_bytes: of the text of each split."""
+def encode(texts, separator, tokenizer):
+    """Yield the tokens of texts, piece by piece, as the tokens of a long text may need more memory than there is."""
+    yield separator
+    for text in texts:
+        for piece in PIECE.findall(text):
+            yield tokenizer.encode(piece)
+        yield separator
+
+
+def write_dataset(name, source, ids, n_bytes, tokenizer, separator, start_token):
+    """Write data/<name>/. ids: the token ids of each split, in pieces (n,). n_bytes: of the text of each split."""
     folder = Path("data", name)
     if folder.exists() and not (folder / "meta.json").exists():
         raise UserError(f"{folder} is not a dataset of ours, so it is not replaced; use another --name")
+    with contextlib.suppress(OSError, ValueError, LookupError, TypeError):  # no dataset yet, or a damaged one
+        old = json.loads((folder / "meta.json").read_text(encoding="utf-8"))["source"]
+        if old != str(source):
+            print(f"note: {folder} was made from {old}, and is replaced; to keep both, use another --name")
     new = Path("data", f".{name}.new")  # becomes the dataset when it is complete
     shutil.rmtree(new, ignore_errors=True)
     new.mkdir(parents=True)
     dtype = "<u2" if tokenizer.vocab_size <= 2**16 else "<u4"
-    for split, arrays in ids.items():
+    digest = hashlib.sha256()
+    n_tokens = {}
+    line_due = perf_counter() + 5
+    for split, pieces in ids.items():
+        n_tokens[split] = 0
         with open(new / f"{split}.bin", "wb") as file:
-            for array in arrays:
-                array.astype(dtype).tofile(file)
-    meta = {"tokenizer": tokenizer.fields, "dtype": dtype, "n_bytes": n_bytes}
-    meta.update(separator=separator, start_token=start_token)
+            for piece in pieces:
+                content = np.asarray(piece, dtype).tobytes()
+                file.write(content)
+                digest.update(content)
+                n_tokens[split] += len(piece)
+                if perf_counter() > line_due:
+                    print(f"{split}: {n_tokens[split]:,} tokens so far", flush=True)
+                    line_due += 5
+    meta = {"source": str(source), "hash": digest.hexdigest(), "tokenizer": tokenizer.fields, "dtype": dtype}
+    meta.update(n_tokens=n_tokens, n_bytes=n_bytes, separator=separator, start_token=start_token)
     (new / "meta.json").write_text(json.dumps(meta), encoding="utf-8")
     if folder.exists():
         folder.rename(new / "old")
@@ -228,8 +261,9 @@ class Dataset:
 
     name: str
     splits: dict  # "train", "val", and "test" if there are documents: token ids (n,), read from the disk as needed
-    n_bytes: dict  # bytes of UTF-8 text in each split
     tokenizer: CharTokenizer | BPETokenizer
+    n_bytes: dict  # bytes of UTF-8 text in each split
+    hash: str  # SHA-256 of the tokens, which a run keeps, to tell whether its data have changed
     separator: int | None  # the token that starts and ends each document; None for one long text
     start_token: int | None  # the token that samples start with: the separator, or END in a text that has it
 
@@ -258,9 +292,13 @@ def load(name):
         meta = json.loads((folder / "meta.json").read_text(encoding="utf-8"))
         tokenizer = make_tokenizer(meta["tokenizer"])
         splits = {}
-        for split in meta["n_bytes"]:
-            splits[split] = np.memmap(folder / f"{split}.bin", meta["dtype"], mode="r")
-        return Dataset(name, splits, meta["n_bytes"], tokenizer, meta["separator"], meta["start_token"])
+        for split, n in meta["n_tokens"].items():
+            ids = np.memmap(folder / f"{split}.bin", meta["dtype"], mode="r")
+            if len(ids) != n or ids[:1000].max() >= tokenizer.vocab_size:
+                raise ValueError(f"{split}.bin has other tokens than meta.json says")
+            splits[split] = ids
+        entries = [meta[key] for key in ("n_bytes", "hash", "separator", "start_token")]
+        return Dataset(name, splits, tokenizer, *entries)
     except (ValueError, LookupError, TypeError) as error:
         raise UserError(f"{folder} is damaged, or of another version ({error!r}); prepare it again") from error
 

@@ -13,7 +13,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from common import UserError, load_checkpoint, load_model, parse, pick_device, run
+from common import UserError, load_checkpoint, load_model, parse, pick_device, printable, run
 
 import torch
 
@@ -23,7 +23,7 @@ MAX_MEMORY = 2**30  # bytes for the keys and values of the samples that are gene
 @dataclass
 class Options:
     init_from: str = ""  # the folder of a run, a checkpoint, or gpt2; by default the newest run
-    prompt: str = ""  # the text to continue; by default the start of a document, or of a line
+    prompt: str = ""  # the text to continue, without escapes such as \n; by default the start of a document or line
     interactive: bool = False  # read a prompt per line, and continue each, until Ctrl-D
     num_samples: int = 0  # number of samples; 0: 20 documents, such as names, or 1 long text
     max_new_tokens: int = 500  # maximum length of a sample, in tokens
@@ -68,7 +68,7 @@ def print_samples(model, tokenizer, idx, prompt, end, options):
     ids = [[] for _ in idx]  # the new tokens of each sample
     going = set(range(len(idx)))  # samples that have not ended
     printed = prompt
-    print(prompt, end="", flush=True)
+    print(printable(prompt), end="", flush=True)
     sampling = {"temperature": options.temperature, "top_k": options.top_k, "top_p": options.top_p}
     for tokens in model.stream(idx, options.max_new_tokens, **sampling):
         column = tokens[:, 0].tolist()
@@ -78,15 +78,16 @@ def print_samples(model, tokenizer, idx, prompt, end, options):
                 going.remove(i)
         text = text_of(ids[0], tokenizer, prompt, end)
         if not text.endswith("\ufffd"):  # the bytes of a character may come in several tokens
-            print(text[len(printed) :], end="", flush=True)
+            print(printable(text[len(printed) :]), end="", flush=True)
             printed = text
         if not going:
             break
-    print(text_of(ids[0], tokenizer, prompt, end)[len(printed) :])
+    text = text_of(ids[0], tokenizer, prompt, end)
+    print(printable(text[len(printed) :]))
     for sample in ids[1:]:
         if end is None:
             print("-" * 20)
-        print(text_of(sample, tokenizer, prompt, end), flush=True)
+        print(printable(text_of(sample, tokenizer, prompt, end)), flush=True)
 
 
 def text_of(ids, tokenizer, prompt, end):
@@ -96,13 +97,18 @@ def text_of(ids, tokenizer, prompt, end):
     return prompt + text
 
 
+def newest_run():
+    """The folder in out/ with the newest checkpoint. Raises UserError if there is none."""
+    files = [*Path("out").glob("**/best.pt"), *Path("out").glob("**/last.pt")]
+    if not files:
+        raise UserError("there is no run in out/; start one: python train.py")
+    return max(files, key=os.path.getmtime).parent
+
+
 def main():
     options = parse(Options, __doc__, "init_from")
     device, _ = pick_device(options.device)
-    runs = sorted(Path("out").glob("**/best.pt"), key=os.path.getmtime)
-    if not runs and not options.init_from:
-        raise UserError("there is no run in out/; start one: python train.py")
-    name = options.init_from or runs[-1]
+    name = options.init_from or newest_run()
     checkpoint = load_checkpoint(name)
     model, tokenizer = load_model(checkpoint)
     model.to(device)
@@ -112,7 +118,10 @@ def main():
         answer(model, checkpoint, tokenizer, options.prompt, options)
         return
     print("a prompt per line; Ctrl-D ends", file=sys.stderr)
-    for line in sys.stdin:
+    sys.stdin.reconfigure(errors="replace")  # what is not UTF-8 is an unknown character
+    for i, line in enumerate(sys.stdin):
+        if i > 0 and not sys.stdin.isatty():  # prompts from a file
+            print("-" * 20)
         try:
             answer(model, checkpoint, tokenizer, line.rstrip("\r\n"), options)
         except UserError as error:  # such as a character that the tokenizer lacks

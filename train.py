@@ -20,7 +20,7 @@ import tomllib
 from dataclasses import asdict, dataclass
 from itertools import pairwise
 from pathlib import Path
-from time import perf_counter, strftime
+from time import perf_counter, strftime, time
 from typing import Literal
 
 from common import RANK, WORLD_SIZE, UserError, load_checkpoint, make_config, pick_device, read_options, run, save_model
@@ -320,9 +320,10 @@ def check_finite(value):
 
 def save(config, data, model, name, **entries):
     """Write a checkpoint, unless a weight is NaN or infinite: a model that diverged never replaces a good one."""
-    check_finite(sum(p.detach().sum() for p in model.parameters()))
+    total = sum(p.detach().sum() for p in model.parameters())
+    check_finite(total)
     if RANK == 0:
-        entries.update(dataset=data.name, start_token=data.start_token)
+        entries.update(dataset=data.name, data_hash=data.hash, start_token=data.start_token)
         save_model(Path(config.out_dir, name), model, data.tokenizer, **entries)
 
 
@@ -333,8 +334,15 @@ def open_log(config, step):
     folder = Path(config.out_dir)
     folder.mkdir(parents=True, exist_ok=True)
     earlier = [*folder.glob("*.pt"), *folder.glob("log.jsonl")]
+    newest = max(map(os.path.getmtime, earlier), default=0)
+    seconds = time() - newest
+    if seconds < 60:
+        print(
+            f"note: a run has written to {folder} {seconds:.0f} seconds ago; if it still goes on, stop one of the two"
+        )
     if earlier and step == 0:
-        target = Path(f"{folder}-{strftime('%Y%m%d-%H%M%S')}")
+        now = strftime("%Y%m%d-%H%M%S")
+        target = Path(f"{folder}-{now}")
         target.mkdir()
         for file in earlier:
             file.rename(target / file.name)
@@ -355,7 +363,7 @@ def catch_signals():
             signal.signal(number, signal.SIG_DFL)
 
     before = {}
-    for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1"):
+    for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1", "SIGUSR2", "SIGXCPU"):  # the last three from schedulers
         number = getattr(signal, name, None)  # Windows has only the first two
         if number and signal.getsignal(number) != signal.SIG_IGN:  # nohup ignores SIGHUP
             before[number] = signal.signal(number, handle)
@@ -378,7 +386,8 @@ def read_config():
             except ValueError as error:
                 raise UserError(f"{path} is not TOML ({error}); write lines such as n_layer = 4") from error
             sys.argv.remove(word)
-            sys.argv[1:1] = [f"--{key}={value}" for key, value in values.items()]
+            options = [f"--{key}={value}" for key, value in values.items()]
+            sys.argv[1:1] = options
             break  # a second file is an unknown option
     given = read_options(TrainConfig, __doc__)
     name = name or given.get("dataset", TrainConfig.dataset)
@@ -386,7 +395,10 @@ def read_config():
     init_from = given.get("init_from", "scratch")
     if init_from == "scratch":
         return make_config(TrainConfig, given), {}
-    checkpoint = load_checkpoint(f"{given['out_dir']}/last.pt" if init_from == "resume" else init_from)
+    path = init_from
+    if init_from == "resume":
+        path = Path(given["out_dir"], "last.pt")
+    checkpoint = load_checkpoint(path)
     saved = checkpoint["config"]
     fixed = model_options(saved)  # except for those of MAY_CHANGE
     if init_from == "resume":
@@ -438,6 +450,9 @@ def main():
     data = load(config.dataset)
     if checkpoint and checkpoint["tokenizer"] != data.tokenizer.fields:
         raise UserError(f"{data.name} has other tokens than the checkpoint; prepare it with the same --tokenizer")
+    if checkpoint.get("data_hash", data.hash) != data.hash:
+        advice = f"prepare it as before, or start a new run from these weights: --init_from={config.out_dir}"
+        raise UserError(f"{data.name} has changed since this run; {advice}")
     if data.separator is None and min(map(len, data.splits.values())) <= config.block_size:
         raise UserError(f"{data.name} is shorter than a window; use a longer text, or a smaller --block_size")
     config.vocab_size = data.tokenizer.vocab_size

@@ -23,13 +23,13 @@ from pathlib import Path
 sys.path.insert(1, str(Path(__file__).parents[1]))  # the files of the root
 
 import json
-import os
 from dataclasses import dataclass
 from typing import Literal
 
 from common import UserError, load_checkpoint, load_model, parse, run
 from ngram import LONGEST, count_contexts, grams_of, kneser_ney
 from prepare_data import load
+from sample import newest_run
 from train import cut_windows, get_batch
 
 import numpy as np
@@ -201,8 +201,7 @@ def documents_of(tokens, windows, separator):
 
 def open_run(options):
     """The chosen model and dataset, by default that of the run, and the folder of the run."""
-    runs = Path("out").glob("**/best.pt")
-    name = options.init_from or max(runs, key=os.path.getmtime, default="names")
+    name = options.init_from or newest_run()
     print(name)
     checkpoint = load_checkpoint(name)
     path = Path(name) if Path(name).exists() else Path("out", name)
@@ -213,6 +212,8 @@ def open_run(options):
     data = load(options.dataset or checkpoint.get("dataset", "names"))
     if tokenizer.fields != data.tokenizer.fields:
         raise UserError(f"{data.name} has other tokens than the model; prepare it with the same --tokenizer")
+    if checkpoint.get("data_hash", data.hash) != data.hash:
+        print(f"note: the run was not trained on {data.name} as it is now, so {options.split} may not be new to it")
     if options.split not in data.splits:
         raise UserError(f"{data.name} has no {options.split} split; use --split=val")
     return model, data, folder

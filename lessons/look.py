@@ -22,12 +22,12 @@ import base64
 import html
 import json
 import math
-import os
 import zlib
 from dataclasses import asdict, dataclass
 
 from common import UserError, load_checkpoint, load_model, parse, replace_file, run
 from prepare_data import load
+from sample import newest_run
 
 import numpy as np
 import torch
@@ -205,8 +205,7 @@ def make_page(title, facts, weights):
 
 def open_run(init_from):
     """The checkpoint of a run, or of the newest one, and the path of its page."""
-    runs = Path("out").glob("**/best.pt")
-    name = init_from or max(runs, key=os.path.getmtime, default="names")
+    name = init_from or newest_run()
     checkpoint = load_checkpoint(name)
     path = Path(name) if Path(name).exists() else Path("out", name)
     folder = path if path.is_dir() else path.parent

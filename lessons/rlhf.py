@@ -31,7 +31,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Literal
 
-from common import CharTokenizer, UserError, parse, run, save_model
+from common import CharTokenizer, UserError, parse, printable, run, save_model
 from model import GPT, GPTConfig, check_positive
 from ngram import grams_of
 from prepare_data import load
@@ -302,6 +302,9 @@ def make_task(data):
     rows = [row + [data.separator] * (MAX_TOKENS - len(row)) for row in rows if len(row) < MAX_TOKENS]
     if not rows:
         raise UserError(f"no line of {data.name} has less than {MAX_TOKENS - 1} tokens; use a list of words")
+    left_out = len(names) - len(rows)
+    if left_out:
+        print(f"{left_out} of {len(names)} names are left out: longer than {MAX_TOKENS - 2} tokens")
     base = GPT(GPTConfig(data.tokenizer.vocab_size, MAX_TOKENS, n_layer=4, n_head=4, n_embd=64))
     return Task(data.tokenizer, torch.tensor(rows), set(grams_of(names, 3, dot="")), base)
 
@@ -443,7 +446,7 @@ def main():
     for name, model in (("base", task.base), (options.method, policy)):
         ids = complete(model, prompts)
         reward, score, kl = measure(task, model, ids)
-        print(f"{name:6} {reward:7.2f} {score:12.2f} {kl:7.2f}  ", *task.texts(ids[:6]))
+        print(f"{name:6} {reward:7.2f} {score:12.2f} {kl:7.2f}  ", *map(printable, task.texts(ids[:6])))
     print(f"result: model={name} dataset={data.name} reward={reward:.2f} true_score={score:.2f} kl={kl:.2f}")
 
 

@@ -30,7 +30,7 @@ import re
 import string
 from dataclasses import dataclass
 
-from common import UserError, make_config, parse, run
+from common import UserError, make_config, parse, printable, run
 from model import Block, CausalSelfAttention, GPTConfig, make_norm, rope_angles
 
 import torch
@@ -288,8 +288,8 @@ def draw(model, pair):
     teacher_forcing_loss(model, [pair])
     source, target = [text.encode() for text in pair]
     plt.imshow(model.decoder[-1].cross.attention_weights[0].mean(dim=0).numpy())  # (T, S)
-    plt.xticks(range(len(source)), map(chr, source))
-    plt.yticks(range(len(target)), map(chr, target))
+    plt.xticks(range(len(source)), list(source.decode("ascii", "replace")))  # a letter of several bytes is unknown
+    plt.yticks(range(len(target)), list(target.decode("ascii", "replace")))
     plt.savefig("alignment.png")
 
 
@@ -310,7 +310,7 @@ def main():
         print(f"{name:12} {by_vector:13.1%} {by_attention:12.1%}")
     print("\nsource, target, and the output of the Transformer")
     for pair, text in zip(test[:5], generate(transformer, test[:5]), strict=True):
-        print(*pair, text, sep=" | ")
+        print(*map(printable, (*pair, text)), sep=" | ")
     if options.plot:
         draw(transformer, test[0])
     print(f"result: model=transformer dataset={options.pairs or 'letters'} exact_match={by_attention:.4f}")

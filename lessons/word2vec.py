@@ -44,7 +44,7 @@ import torch
 from torch.nn import functional as F
 
 # A letter or _, then letters, digits and _. Accents and vowel signs, \p{M}, belong to their letter
-WORD = regex.compile(r"[^\W\d][\w\p{M}]*")
+WORD = regex.compile(r"[\p{L}_][\w\p{M}]*")
 MAX_TOKENS = 10_000_000  # tokens of the training split that are read
 MIN_COUNT = 5  # words that occur less often are left out
 SUBSAMPLING = 1e-3  # t in subsample()
@@ -204,7 +204,10 @@ def subsample(ids, rng):
 def read_documents(data):
     """Return the documents of the training split (a long text is one), in lower case unless they are Python code, and
     whether they are."""
-    tokens = data.splits["train"][:MAX_TOKENS]
+    tokens = data.splits["train"]
+    if len(tokens) > MAX_TOKENS:
+        print(f"only the first {MAX_TOKENS:,} of {len(tokens):,} tokens are read")
+        tokens = tokens[:MAX_TOKENS]
     text = data.tokenizer.decode(tokens.tolist())
     is_code = "def __init__" in text
     if not is_code:
