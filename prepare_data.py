@@ -49,14 +49,14 @@ def prepare(source, tokenizer="char", documents="", name="", shards=1):
         raise UserError(f"{name!r} cannot be the name of this dataset; give a source, and a --name such as my_{name}")
     if source == "fineweb":
         made = make_tokenizer({"kind": "gpt2"})
-        write_dataset(name, source, *read_fineweb(shards, made), made, None, made.end_id)
+        write_dataset(name, *read_fineweb(shards, made), made, None, made.end_id, source)
         return
     if source in SOURCES and documents:
         raise UserError("--documents is for your own text; leave it out")
     documents = "lines" if source == "names" else documents
     splits = read_splits(source, documents)
     made = make_tokenizer({"kind": "gpt2"}) if tokenizer == "gpt2" else char_tokenizer(splits, documents)
-    write_text(name, source, splits, documents, made)
+    write_text(name, splits, documents, made, source)
 
 
 def read_splits(source, documents):
@@ -117,8 +117,11 @@ def read_text(source):
         if not text.endswith("\n"):
             text += "\n"
     if left_out:
-        what = "binary, UTF-16, a PDF, an archive, of a word processor, or a link to a folder"
-        print(f"left out: {len(left_out):,} of {len(paths):,} files, such as {left_out[0]}; each is {what}")
+        what = "are binary, UTF-16, PDF, archives, of a word processor, or links to folders"
+        line = f"{len(left_out):,} of {len(paths):,} files, such as {left_out[0]}, {what}"
+        if left_out == paths:
+            raise UserError(f"{line}; give plain text in UTF-8")
+        print(f"left out: {line}")
     return text.replace("\r\n", "\n").replace("\r", "\n")
 
 
@@ -192,7 +195,7 @@ def char_tokenizer(splits, documents):
     return CharTokenizer(sorted(chars) + ([] if documents in ("", "lines") else [END]))
 
 
-def write_text(name, source, splits, documents, tokenizer):
+def write_text(name, splits, documents, tokenizer, source=""):
     """Encode the splits, and write the dataset. A separator starts and ends each document: a newline, or END."""
     newline = "\n" if documents == "lines" else ""  # END is no text
     separator = tokenizer.encode(newline)
@@ -206,7 +209,7 @@ def write_text(name, source, splits, documents, tokenizer):
         if newline:
             n_bytes[split] += len(texts) + 1
     token = separator[0] if documents else None
-    write_dataset(name, source, ids, n_bytes, tokenizer, token, token)
+    write_dataset(name, ids, n_bytes, tokenizer, token, token, source)
 
 
 def encode(texts, separator, tokenizer):
@@ -218,14 +221,14 @@ def encode(texts, separator, tokenizer):
         yield separator
 
 
-def write_dataset(name, source, ids, n_bytes, tokenizer, separator, start_token):
+def write_dataset(name, ids, n_bytes, tokenizer, separator, start_token, source):
     """Write data/<name>/. ids: the token ids of each split, in pieces (n,). n_bytes: of the text of each split."""
     folder = Path("data", name)
     if folder.exists() and not (folder / "meta.json").exists():
         raise UserError(f"{folder} is not a dataset of ours, so it is not replaced; use another --name")
     with contextlib.suppress(OSError, ValueError, LookupError, TypeError):  # no dataset yet, or a damaged one
         old = json.loads((folder / "meta.json").read_text(encoding="utf-8"))["source"]
-        if old != str(source):
+        if old not in ("", source):
             print(f"note: {folder} was made from {old}, and is replaced; to keep both, use another --name")
     new = Path("data", f".{name}.new")  # becomes the dataset when it is complete
     shutil.rmtree(new, ignore_errors=True)
@@ -245,7 +248,7 @@ def write_dataset(name, source, ids, n_bytes, tokenizer, separator, start_token)
                 if perf_counter() > line_due:
                     print(f"{split}: {n_tokens[split]:,} tokens so far", flush=True)
                     line_due += 5
-    meta = {"source": str(source), "hash": digest.hexdigest(), "tokenizer": tokenizer.fields, "dtype": dtype}
+    meta = {"source": source, "hash": digest.hexdigest(), "tokenizer": tokenizer.fields, "dtype": dtype}
     meta.update(n_tokens=n_tokens, n_bytes=n_bytes, separator=separator, start_token=start_token)
     (new / "meta.json").write_text(json.dumps(meta), encoding="utf-8")
     if folder.exists():

@@ -165,7 +165,7 @@ def prepare(source, documents, vocab_size):
         documents = "lines"
     splits = read_splits(source, documents)
     id_of = train_bpe(splits["train"], vocab_size)
-    write_text(f"{Path(source).stem}_bpe{vocab_size}", source, splits, documents, bpe_tokenizer(id_of))
+    write_text(f"{Path(source).stem}_bpe{vocab_size}", splits, documents, bpe_tokenizer(id_of), source)
 
 
 def main():

@@ -227,7 +227,7 @@ def test_copies_are_samples_that_are_documents_of_train(data, call, monkeypatch)
 
 
 def test_what_a_user_can_cause_gives_one_line(data, fails, gpt2_stand_in):
-    assert "no checkpoint names" in fails(evaluate)
+    assert "there is no run in out/; start one: python train.py" in fails(evaluate)
     make_run("tiny")
     assert "tiny has no test split" in fails(evaluate, "--split=test")
     assert "list has other tokens than the model" in fails(evaluate, "--dataset=list")

@@ -695,7 +695,7 @@ def _():
 
 @example("ppl-units", [10, 2.30259, 3.32193])
 def _():
-    data = Dataset("any", {"val": range(7)}, {"val": 7}, *[None] * 3)
+    data = Dataset("any", {"val": range(7)}, None, {"val": 7}, *[None] * 3)
     loss = mean_nll(0.1)
     return math.exp(loss), loss, data.bits_per_byte(loss, "val")
 

@@ -190,7 +190,7 @@ def test_gpt2_fits_into_a_page_with_8_bits(call, fails, monkeypatch):
 
 
 def test_what_a_user_can_cause_gives_one_line(fails, data):
-    assert "there is no checkpoint names" in fails(look)
+    assert "there is no run in out/; start one: python train.py" in fails(look)
     model = make_run("tiny")
     assert "the vocabulary lacks" in fails(look, "--prompt=Ω Ω")
     model.lm_head.weight.data.fill_(torch.nan)

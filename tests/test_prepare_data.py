@@ -124,7 +124,7 @@ def test_a_folder_is_read_in_the_order_of_its_files_without_hidden_and_binary_on
         write(f"notes/{name}", b"\xff")
     status, out, _ = call(prepare_data, "notes")
     assert status == 0 and text_of(load("notes")) == "first\nsecond\nthird\n"
-    assert "binary or UTF-16: 2 of " in out
+    assert "left out: 2 of 6 files, such as notes/e.png, are binary, UTF-16, " in out
     write("notes/deep/g.txt", b"caf\xe9")
     assert "notes/deep/g.txt is not UTF-8 at byte 3; " in fails(prepare_data, "notes")
 
@@ -192,7 +192,7 @@ def test_a_text_in_gpt2s_tokens_has_a_name_of_its_own(call, gpt2_stand_in):
         (["nothing.txt"], "no file or folder nothing.txt; "),
         (["empty"], "empty; "),
         (["empty.txt"], "empty.txt has too little text to split; "),
-        (["utf16.txt"], "utf16.txt has too little text to split; "),
+        (["utf16.txt"], "1 of 1 files, such as utf16.txt, are binary, UTF-16, "),
         (["latin1.txt"], "latin1.txt is not UTF-8 at byte 7; "),
         (["few.txt", "--documents=lines"], "there are 3 documents with text, too few to split; "),
         (["good.txt", "--documents=***"], "there are 1 documents with text, too few to split; "),
@@ -299,7 +299,7 @@ def test_a_dataset_is_read_from_the_disk_and_has_the_documents_of_its_text():
 
 def test_bits_per_byte_are_of_the_split_itself():
     splits = {"train": np.zeros(10), "val": np.zeros(5)}
-    data = Dataset("any", splits, {"train": 10, "val": 20}, None, None, None)
+    data = Dataset("any", splits, None, {"train": 10, "val": 20}, None, None, None)
     assert data.bits_per_byte(math.log(2), "train") == 1 and data.bits_per_byte(math.log(2), "val") == 0.25
 
 
