@@ -2,6 +2,7 @@
 
 import errno
 import json
+import math
 import os
 import pickle
 import subprocess
@@ -87,6 +88,11 @@ def test_one_option_may_be_given_without_its_name(options):
         ("--hidden=3", "unknown option --hidden=3"),
         ("-steps=3", "unknown option -steps=3"),
         ("text.txt", "unknown option text.txt"),
+        ("steps=3", "unknown option steps=3; write --name=value"),
+        ("--start=the", "unknown option --start=the; use --prompt"),
+        ("--out_dir=out/my", "unknown option --out_dir=out/my; use --init_from"),
+        ("--eval_iters=9", "unknown option --eval_iters=9; use --eval_tokens"),
+        ("--eval_only=True", "unknown option --eval_only=True; use lessons/evaluate.py"),
         ("--steps", "--steps="),
         ("--steps=many", "--steps=many"),
         ("--steps=1.5", "--steps=1.5"),
@@ -163,6 +169,15 @@ def test_bugs_show_their_traceback_and_ctrl_c_ends_with_status_130(capsys):
         with pytest.raises(type(error), match="a bug"):
             leave(error)
     assert leave(KeyboardInterrupt()) == 130 and capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize("is_terminal", [True, False])
+def test_a_terminal_gets_no_control_characters_and_a_file_gets_all(monkeypatch, is_terminal):
+    """ESC ] 0 ; would change the title of the window, ESC [ 2 J clear it, and so would U+009B, the same in one."""
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: is_terminal)
+    text = "a\tb\n\x1b[2Jc\x07\r\x9b2J\x00 naïve 中文\u200d"
+    expected = "a\tb\n\ufffd[2Jc\ufffd\ufffd\ufffd2J\ufffd naïve 中文\u200d"
+    assert common.printable(text) == (expected if is_terminal else text)
 
 
 @posix
@@ -300,6 +315,27 @@ def test_a_checkpoint_whose_weights_and_options_do_not_fit_is_refused():
     for changes in ({"n_embd": 16}, {"n_layer": 2}, {"bias": True}, {"n_head": 3}, {"norm": "other"}):
         with pytest.raises(UserError, match=r"(?s)does not fit model.py \(.*; use the code that wrote it"):
             load_model({**checkpoint, "config": {**checkpoint["config"], **changes}})
+
+
+@pytest.mark.usefixtures("model")
+def test_a_model_with_a_weight_that_is_no_number_is_refused(fails):
+    checkpoint = load_checkpoint("run")
+    for value in (math.nan, math.inf):
+        load_model(checkpoint)
+        checkpoint["model"]["transformer.ln_f.weight"][3] = value
+        torch.save(checkpoint, "nan.pt")
+        assert "NaN or infinite; " in fails(sample, "nan.pt")
+        checkpoint = load_checkpoint("run")
+
+
+@pytest.mark.usefixtures("model")
+def test_a_folder_without_best_pt_says_what_to_use():
+    load_checkpoint("run")
+    Path("out/run/best.pt").rename("out/run/last.pt")
+    for name in ("run", "out/run"):
+        with pytest.raises(UserError, match=r"no out.run.best.pt before .*; use out.run.last.pt, or resume the run"):
+            load_checkpoint(name)
+    load_checkpoint("out/run/last.pt")
 
 
 @pytest.mark.parametrize(("given", "found"), [(None, "2000"), ("7", "7")])

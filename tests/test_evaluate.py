@@ -35,7 +35,7 @@ def make_run(name: str, block_size: int = 16, scale: float = 3.0) -> GPT:
     model = GPT(config).eval()
     for p in model.parameters():
         p.data *= scale  # so that it predicts something
-    save_model(f"out/{name}/best.pt", model, data.tokenizer, dataset=name)
+    save_model(f"out/{name}/best.pt", model, data.tokenizer, dataset=name, data_hash=data.hash)
     return model
 
 
@@ -224,6 +224,19 @@ def test_copies_are_samples_that_are_documents_of_train(data, call, monkeypatch)
     out = call(evaluate, "--num_samples=4")[1]
     assert f"{expected:.1%} of the GPT's samples are documents of train; of the documents of val, {real:.1%}" in out
     assert 0 < expected < 1
+
+
+def test_a_split_that_may_not_be_new_to_the_run_is_noted(data, call):
+    """Another dataset with the same tokens, and the own one after it has changed."""
+    make_run("tiny")
+    status, out, err = call(evaluate)
+    assert (status, "note: " in out) == (0, False), err
+    Path("other.txt").write_text(Path("tiny.txt").read_text() + "the")
+    prepare_data.prepare("other.txt")
+    out = call(evaluate, "--dataset=other")[1]
+    assert "note: the run was not trained on other as it is now, so val may not be new to it" in out
+    prepare_data.prepare("other.txt", name="tiny")
+    assert "note: the run was not trained on tiny as it is now" in call(evaluate)[1]
 
 
 def test_what_a_user_can_cause_gives_one_line(data, fails, gpt2_stand_in):

@@ -2,10 +2,12 @@
 
 import hashlib
 import http.server
+import itertools
 import math
 import os
 import pickle
 import random
+import re
 import shutil
 import threading
 from pathlib import Path
@@ -18,7 +20,7 @@ from prepare_data import DOWNLOADS, Dataset, download, load
 
 import numpy as np
 import pytest
-from conftest import NAMES, Malicious, babble, local_copy
+from conftest import NAMES, Malicious, babble, local_copy, posix
 
 
 def write(name: str, content: str | bytes) -> str:
@@ -127,6 +129,109 @@ def test_a_folder_is_read_in_the_order_of_its_files_without_hidden_and_binary_on
     assert "left out: 2 of 6 files, such as notes/e.png, are binary, UTF-16, " in out
     write("notes/deep/g.txt", b"caf\xe9")
     assert "notes/deep/g.txt is not UTF-8 at byte 3; " in fails(prepare_data, "notes")
+
+
+NO_TEXT = {
+    "a.zip": b"PK\3\4\x14\0letter.docx",
+    "b.docx": b"PK\3\4 without a NUL",
+    "c.gz": b"\x1f\x8b\x08",
+    "d.pdf": b"%PDF-1.7\n%\xe2\xe3",
+    "e.rtf": rb"{\rtf1\ansi Dear reader}",
+    "f.doc": b"\xd0\xcf\x11\xe0\0",
+    "g.txt": babble(5).encode("utf-16"),
+    "h.txt": babble(5).encode("utf-32-be"),
+}
+
+
+@pytest.mark.parametrize("name", NO_TEXT)
+def test_what_is_no_plain_text_is_named(fails, call, name):
+    write(f"notes/{name}", NO_TEXT[name])
+    words = f"notes/{name}, are binary, UTF-16, PDF, archives, of a word processor, or links to folders"
+    assert f"{words}; give plain text in UTF-8" in fails(prepare_data, f"notes/{name}", "--name=my")
+    assert words in fails(prepare_data, "notes")
+    write("notes/z.txt", babble(200))
+    status, out, _ = call(prepare_data, "notes")
+    assert status == 0 and f"left out: 1 of 2 files, such as {words}" in out
+    assert text_of(load("notes")) == babble(200)
+
+
+def test_line_ends_of_windows_and_of_old_macs_are_newlines(call):
+    write("my.txt", "one\rtwo\r\nthree\n" * 9)
+    assert call(prepare_data, "my.txt")[0] == 0 and text_of(load("my")) == "one\ntwo\nthree\n" * 9
+
+
+@posix
+def test_links_to_files_are_read_and_others_are_counted(call):
+    """Links to folders may lead anywhere, also back."""
+    write("elsewhere/a.txt", "a\n" * 20)
+    write("notes/b.txt", "b\n" * 20)
+    for name, target in (("c.txt", "elsewhere/a.txt"), ("d", "elsewhere"), ("e", "notes"), ("f.txt", "nothing")):
+        Path("notes", name).symlink_to(Path(target).absolute())
+    Path("link").symlink_to("notes")
+    status, out, _ = call(prepare_data, "link", "--name=notes")
+    assert status == 0 and "left out: 3 of 5 files, such as link/d, are binary" in out
+    assert text_of(load("notes")) == "b\n" * 20 + "a\n" * 20
+
+
+@pytest.mark.parametrize("name", ["की", "के", "ภาษา", "e\u0301te\u0301", "my notes", "a.b"])
+def test_a_dataset_has_the_name_of_its_file(call, name):
+    call(prepare_data, write(f"{name}.txt", "the cat\n" * 20))
+    assert os.listdir("data") == [name] and text_of(load(name)) == "the cat\n" * 20
+
+
+def test_a_dataset_of_another_source_is_not_replaced_without_a_word(call, fails):
+    for folder in ("austen", "doyle"):
+        write(f"{folder}/input.txt", f"{folder} {babble(50)}")
+    for source, said in (("austen", False), ("austen", False), ("doyle", True), ("doyle", False)):
+        status, out, _ = call(prepare_data, f"{source}/input.txt")
+        assert (
+            status == 0
+            and (f"note: {Path('data/input')} was made from austen/input.txt, and is replaced" in out) == said
+        )
+        assert text_of(load("input")).startswith(source)
+    write("data/input/meta.json", "{")  # a damaged one is replaced
+    status, out, _ = call(prepare_data, "austen/input.txt")
+    assert status == 0 and "note" not in out and text_of(load("input")).startswith("austen")
+
+
+def test_documents_of_val_and_test_that_are_also_in_train_are_counted(call):
+    lines = [f"line {i}" for i in range(40)]
+    for repeated in (0, 25):
+        call(prepare_data, write("my.txt", "\n".join(lines + lines[:repeated])), "--documents=lines")
+        out = call(prepare_data, "my.txt", "--documents=lines")[1]
+        data = load("my")
+        train_lines = set(data.documents("train"))
+        others = data.documents("val") + data.documents("test")
+        again = sum(line in train_lines for line in others)
+        assert (f"{again} of {len(others)} documents of val and test are in train, too" in out) == (repeated > 0)
+        assert (again > 0) == (repeated > 0)
+
+
+@pytest.mark.parametrize("tokenizer", ["char", "gpt2"])
+@pytest.mark.parametrize(
+    "text", [babble(300), "  \n\n a'll  b\n" * 40, "中" * 90, "x" * 31 + " " * 70 + "\u00a0\x1c!\n"]
+)
+def test_a_long_text_is_encoded_in_pieces_to_the_same_tokens(monkeypatch, gpt2_stand_in, tokenizer, text):
+    """Pieces end where a word ends. A word longer than a piece is cut, which changes no text, but may change tokens."""
+    small = prepare_data.PIECE.pattern.replace("1000000", "30")
+    monkeypatch.setattr(prepare_data, "PIECE", re.compile(small, prepare_data.PIECE.flags))
+    made = common.CharTokenizer(sorted(set(text)))
+    if tokenizer == "gpt2":
+        made = common.make_tokenizer({"kind": "gpt2"})
+    pieces = list(prepare_data.encode([text], [], made))
+    ids = list(itertools.chain(*pieces))
+    assert max(map(len, pieces)) <= (30 if tokenizer == "char" else 120) and made.decode(ids) == text
+    if tokenizer == "char" or "a" in text:
+        assert ids == made.encode(text)
+
+
+def test_a_long_preparation_says_how_far_it_is(call, monkeypatch):
+    seconds = itertools.count()
+    monkeypatch.setattr(prepare_data, "perf_counter", lambda: next(seconds))
+    write("my.txt", "\n".join(f"line {i}" for i in range(100)))
+    out = call(prepare_data, "my.txt", "--documents=lines")[1]
+    counts = [int(n.replace(",", "")) for n in re.findall(r"train: ([\d,]+) tokens so far", out)]
+    assert len(counts) > 9 and counts == sorted(set(counts)) and counts[-1] <= len(load("my").splits["train"])
 
 
 @pytest.mark.parametrize(("n", "dtype"), [(65_536, "uint16"), (65_537, "uint32")])
@@ -328,6 +433,27 @@ def test_a_damaged_dataset_gets_one_line(fails):
             load(f"copy{i}")
     Path("data/tiny/val.bin").unlink()
     assert "data/tiny/val.bin" in fails(train, "--dataset=tiny") and not Path("out").exists()
+
+
+@pytest.mark.usefixtures("data")
+@pytest.mark.parametrize("dtype", ["<u4", ">u2", ">u4", "<i8", "u1", "<f2"])
+def test_token_files_of_another_type_or_byte_order_get_one_line(fails, dtype):
+    path = Path("data/tiny/val.bin")
+    ids = np.fromfile(path, dtype="<u2")
+    ids.astype("<u2").tofile(path)
+    load("tiny")
+    ids.astype(dtype).tofile(path)
+    words = fails(train, "--dataset=tiny")
+    assert "data/tiny is damaged, or of another version (" in words
+    assert "val.bin has other tokens" in words or dtype == "u1"  # an odd number of bytes is no uint16 at all
+
+
+@pytest.mark.usefixtures("data")
+def test_a_token_file_that_was_cut_gets_one_line():
+    path = Path("data/tiny/train.bin")
+    os.truncate(path, path.stat().st_size - 2)
+    with pytest.raises(UserError, match=r"train.bin has other tokens than meta.json says.*; prepare it again"):
+        load("tiny")
 
 
 # ----------------------------------------------------------------------------- downloads

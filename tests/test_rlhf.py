@@ -108,6 +108,19 @@ def test_wrong_options(fails):
     assert "no line of long has less than 19 tokens; use a list of words" in fails(rlhf, "--dataset=long")
 
 
+def test_names_that_are_left_out_are_counted(capsys):
+    for n in (0, 40):
+        Path("list.txt").write_text("\n".join(["a" * 18] * 80 + ["b" * 19] * n))
+        prepare_data.prepare("list.txt", documents="lines")
+        names = prepare_data.load("list").documents("train")
+        capsys.readouterr()
+        task = rlhf.make_task(prepare_data.load("list"))
+        long = names.count("b" * 19)
+        assert len(task.names) == len(names) - long
+        said = f"{long} of {len(names)} names are left out: longer than 18 tokens\n"
+        assert capsys.readouterr().out == (said if n else "") and (long > 0) == (n > 0)
+
+
 # ----------------------------------------------------------------------------- names and the rule
 
 

@@ -4,6 +4,7 @@ import itertools
 import os
 import re
 import shutil
+import sys
 from contextlib import redirect_stdout
 from pathlib import Path
 
@@ -148,6 +149,28 @@ def test_a_character_of_several_tokens_is_printed_when_it_is_whole(call):
         found = [piece for piece in pieces if piece.strip("\n")]
         assert found == [".", *expected], (n, pieces)
     assert written(call, "bytes", "--prompt=a🐈", "--max_new_tokens=3") == "a🐈é.\n"
+
+
+def test_a_terminal_obeys_no_sample(call, monkeypatch):
+    """Its tokens, and the prompt, may be control characters."""
+    tokenizer = CharTokenizer("\n\x1b[2J" + "abcdef")
+    save_model("out/escapes/best.pt", gpt({"vocab_size": 11}), tokenizer, start_token=None)
+    options = ("escapes", "--prompt=\x1b[2J", "--num_samples=3")
+    plain = written(call, *options)
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    assert plain.count("\x1b") > 9 and written(call, *options) == plain.replace("\x1b", "\ufffd")
+
+
+def test_the_newest_run_may_have_been_stopped_before_its_first_evaluation(call, fails):
+    for run, other in (("tiny", "list"), ("list", "tiny")):
+        os.utime(f"out/{other}/best.pt", (0, 0))
+        os.utime(f"out/{run}/best.pt")
+        text = written(call)
+        Path("out/stopped").mkdir(exist_ok=True)
+        shutil.copy(f"out/{other}/best.pt", "out/stopped/last.pt")
+        assert "use out/stopped/last.pt" in fails(sample)
+        os.utime("out/stopped/last.pt", (0, 0))
+        assert written(call) == text
 
 
 def test_gpt2_is_opened_by_its_name_and_starts_with_its_end_of_text(call, gpt2_stand_in):

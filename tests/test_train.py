@@ -19,6 +19,8 @@ import prepare_data
 import sample
 import train
 from common import load_checkpoint, load_model
+from lessons import evaluate as evaluation
+from lessons import look
 from model import GPT
 from prepare_data import load
 from train import Optimizer, TrainConfig, cut_windows, evaluate, get_batch, lr_fraction, micro_batches
@@ -39,6 +41,7 @@ FLOAT32 = torch.autocast("cpu", enabled=False)
 SIGNAL = signal.signal  # the fixture `call` replaces it
 LOG_STEPS = train.log_steps
 TRAIN = train.train
+SCHEDULERS = ("SIGUSR1", "SIGUSR2", "SIGXCPU")  # what Slurm, SGE and LSF send before they kill a job
 linux = pytest.mark.skipif(sys.platform != "linux", reason="other systems do not fork a process that has used PyTorch")
 
 
@@ -411,6 +414,20 @@ def test_a_new_run_moves_the_files_of_an_earlier_one_and_no_others(call, finishe
     assert all(path.read_text() == "mine" for path in mine)
 
 
+def test_a_second_run_in_a_folder_says_so_before_it_trains(call, finished):
+    """If the first one has written to it in the last minute."""
+    for more in ([*RESUME, "--max_iters=13"], SHORT):
+        for path in Path("out/tiny").iterdir():
+            os.utime(path, (0, 0))
+        shutil.copytree("out/tiny", "out/old")
+        assert "note: " not in call(train, *more, "--out_dir=out/old")[1]
+        for path in Path("out").glob("old*"):
+            shutil.rmtree(path)
+        os.utime("out/tiny/log.jsonl")
+        out = call(train, *more)[1]
+        assert 0 < out.find("note: a run has written to out/tiny ") < out.find("step ")
+
+
 # ----------------------------------------------------------------------------- nothing is lost
 
 
@@ -434,7 +451,7 @@ def stopped(call, monkeypatch):
         assert ours == {number: SIGNAL(number, handler) for number, handler in before.items()}
         return done
 
-    names = ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1")
+    names = ("SIGINT", "SIGTERM", "SIGHUP", *SCHEDULERS)
     signals = [getattr(signal, name) for name in names if hasattr(signal, name)]  # Windows lacks some
     return run
 
@@ -473,6 +490,12 @@ def test_a_terminal_that_is_closed_stops_the_run_which_saves(stopped, monkeypatc
     monkeypatch.setattr(train, "log_steps", lambda *a: monkeypatch.setattr(sys.stdout, "write", lose) or LOG_STEPS(*a))
     stopped(3, [signal.SIGHUP], *SHORT)
     assert step_of("out/tiny") == 3
+
+
+@posix
+@pytest.mark.parametrize("name", SCHEDULERS)
+def test_the_signals_of_schedulers_stop_a_run_which_saves(stopped, name):
+    assert stopped(3, [getattr(signal, name)], *SHORT)[0] == 130 and step_of("out/tiny") == 3
 
 
 def test_more_signals_do_not_disturb_the_save(stopped, monkeypatch):
@@ -591,6 +614,30 @@ def test_what_determines_the_weights_cannot_change(fails, read_config, finished,
     assert checkpoints() == before and [path.name for path in Path("out").iterdir()] == ["tiny"]
     config, _ = read_config(*keys, "--dropout=0.1", "--flash=false", "--train_temperature=0.9", "--n_layer=1")
     assert (config.dropout, config.flash, config.train_temperature) == (0.1, False, 0.9)
+
+
+def test_a_run_is_resumed_on_the_data_that_it_began_with_alone(call, fails, finished):
+    text = Path("tiny.txt").read_text()
+    before = checkpoints()
+    for changed in (text + "the", text.replace("cat", "tac", 1)):
+        Path("tiny.txt").write_text(changed)
+        prepare_data.prepare("tiny.txt")
+        assert "tiny has changed since this run; prepare it as before, or " in fails(train, *RESUME, "--max_iters=13")
+    assert checkpoints() == before
+    assert call(train, *SHORT, "--init_from=out/tiny", "--out_dir=out/new")[0] == 0
+    Path("tiny.txt").write_text(text)
+    prepare_data.prepare("tiny.txt")
+    assert call(train, *RESUME, "--max_iters=13")[0] == 0
+
+
+def test_a_run_that_was_stopped_before_its_first_evaluation_says_where_its_weights_are(stopped, call, fails):
+    """... to each script that opens it. Then, `sample` opens last.pt if that is named."""
+    stopped(1, [signal.SIGTERM], *SHORT)
+    words = "there is no out/tiny/best.pt before the first evaluation; use out/tiny/last.pt, or resume the run"
+    for script in (sample, evaluation, look):
+        assert words in fails(script) and words in fails(script, "out/tiny")
+    assert words in fails(train, "--init_from=tiny")
+    assert call(sample, "out/tiny/last.pt")[0] == 0
 
 
 # ----------------------------------------------------------------------------- options

@@ -22,9 +22,27 @@ class Counter(dict):
 """
 
 
-@pytest.mark.parametrize("word", ["foo_1", "ünder", "रानी", "लड़का", "กำลัง", "كِتَاب", "e\u0301te\u0301"])
+# Devanagari, Bengali, Tamil, Telugu, Sinhala, Malayalam, Thai, Khmer, Burmese, Arabic, Persian, Hebrew, N'Ko, Thaana,
+# Ethiopic; then letters and accents apart, and a syllable of Hangul in its parts
+WORDS = "रानी लड़का ভাষা தமிழ் భాష ශ්\u200dරී അവന്\u200d กำลัง ភាសាខ្មែរ မြန်မာ كِتَاب می\u200cخواهم שָׁלוֹם ߞߊ߲ ދިވެހި ቋንቋ"  # noqa: RUF001
+WORDS = [
+    *WORDS.split(),
+    "foo_1",
+    "_x",
+    "ünder",
+    "e\u0301te\u0301",
+    "tie\u0302\u0301ng",
+    "\u1112\u1161\u11ab\u1100\u116e\u11a8",
+]
+
+
+@pytest.mark.parametrize("word", WORDS)
 def test_a_word_keeps_its_accents_and_vowel_signs(word):
     assert word2vec.WORD.findall(f"3{word} = ({word}, {word})") == [word] * 3
+
+
+def test_what_has_no_letter_is_no_word():
+    assert word2vec.WORD.findall("42 👩\u200d🚀 \u0301 १२ ... x१") == ["x१"]
 
 
 def test_the_most_frequent_words_come_first_and_rare_ones_are_left_out():
