@@ -255,6 +255,17 @@ def test_the_names_to_overfit_are_made_as_the_results_say(names):
     assert few.tokenizer.fields == whole.tokenizer.fields
 
 
+def test_games_of_chess_become_a_move_list_each_as_the_howto_says():
+    (text,) = [text for kind, text in BLOCKS if kind == "py" and "games.pgn" in text]
+    games = [f'[Event "{i}"]\n[Result "1-0"]\n\n1. e4 e5\n2. Nf3 {{[%clk {i}]}} 1-0\n\n' for i in range(20)]
+    Path("games.pgn").write_text("\n".join(games))
+    exec(compile(text, "docs/howto.md", "exec"), {})
+    prepare_data.prepare("games.txt", documents="lines")
+    data = prepare_data.load("games")
+    documents = [document for split in data.splits for document in data.documents(split)]
+    assert sorted(documents) == sorted(f"1. e4 e5 2. Nf3 {{[%clk {i}]}} 1-0" for i in range(20))
+
+
 def prepare_shakespeare() -> None:
     """data/shakespeare, if there is a copy of its text."""
     prepare_data.DOWNLOADS.mkdir(parents=True)
