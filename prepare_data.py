@@ -102,7 +102,7 @@ def read_text(source):
         files = [path for path in found if path.is_symlink() or not path.is_dir()]
         paths = [path for path in files if "/." not in f"/{path.relative_to(source).as_posix()}"]
     if not paths:
-        raise UserError(f"no file or folder {source}; give one, or one of {', '.join(SOURCES)}")
+        raise UserError(f"no file, or folder with files, {source}; give one, or one of {', '.join(SOURCES)}")
     text = ""
     left_out = []
     for path in paths:

@@ -294,7 +294,7 @@ def test_a_text_in_gpt2s_tokens_has_a_name_of_its_own(call, gpt2_stand_in):
     [
         ([], "give"),
         (["."], "give"),
-        (["nothing.txt"], "no file or folder nothing.txt; "),
+        (["nothing.txt"], "no file, or folder with files, nothing.txt; "),
         (["empty"], "empty; "),
         (["empty.txt"], "empty.txt has too little text to split; "),
         (["utf16.txt"], "1 of 1 files, such as utf16.txt, are binary, UTF-16, "),

@@ -217,7 +217,7 @@ def test_a_wrong_command_would_show(monkeypatch):
 
 
 def test_each_option_in_the_text_is_one_of_some_script(monkeypatch):
-    known = TORCHRUN | {"--index", "--help", "--no", "--group"}  # options of pip and uv
+    known = TORCHRUN | {"--index", "--help", "--no", "--group", "--signal"}  # options of pip, uv and Slurm
     known |= {"--eval_iters", "--lr_decay_iters"}  # nanoGPT's
     for module in FILES.values():
         for options in (getattr(module, "Options", None), getattr(module, "TrainConfig", None)):
