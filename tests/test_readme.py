@@ -120,7 +120,7 @@ FIRST_TABLE = tables(README[: README.index("\n## ")])
 # ----------------------------------------------------------------------------- commands
 
 
-TORCHRUN = {"--nproc_per_node"}
+TORCHRUN = {"--nproc_per_node", "--signals", "--shutdown"}  # up to the first hyphen
 
 
 class Parsed(Exception):
