@@ -39,6 +39,8 @@ class UserError(Exception):
 
 def run(main):
     """Run main(). UserError, and errors of the computer, print one line, and end the script with status 2."""
+    if sys.stdout is None:  # it is closed
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115
     try:
         gc.freeze()  # the collector leaves out what is imported, so the script ends sooner
         main()

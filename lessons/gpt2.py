@@ -336,6 +336,8 @@ def main():
         model = load_gpt2(options.weights)
         tokenizer = make_tokenizer({"kind": "gpt2"})
     path = Path(options.out_dir or Path("out", name), "best.pt")
+    if path.with_name("log.jsonl").exists():
+        raise UserError(f"{path.parent} has a run of train.py, which is not replaced; choose another --out_dir")
     save_model(path, model, tokenizer, start_token=start_token)
     print(f"{path}: {model.num_params():,} parameters")
 

@@ -196,6 +196,14 @@ def test_a_reader_that_leaves_ends_a_script_without_an_error(monkeypatch):
             os.close(reader)
 
 
+@posix
+@pytest.mark.usefixtures("model")
+def test_a_closed_output_ends_no_script():
+    command = ["sh", "-c", 'exec "$@" >&-', "sh", sys.executable, ROOT / "sample.py", "run", "--device=cpu"]
+    done = subprocess.run(command, capture_output=True, encoding="utf-8")
+    assert (done.returncode, done.stdout) == (0, "") and done.stderr.startswith("run: "), done.stderr
+
+
 # ----------------------------------------------------------------------------- devices
 
 

@@ -130,6 +130,16 @@ def test_a_folder_becomes_a_run(call):
     assert torch.equal(load_model("elsewhere")[0].lm_head.weight, model.lm_head.weight)
 
 
+def test_a_run_of_train_py_is_not_replaced(call, fails):
+    write_folder(gpt2_tensors())
+    assert call(gpt2, "hf")[0] == call(gpt2, "hf")[0] == 0
+    Path("out/hf/log.jsonl").write_text("")
+    before = Path("out/hf/best.pt").read_bytes()
+    assert "out/hf has a run of train.py, which is not replaced; choose another --out_dir" in fails(gpt2, "hf")
+    assert Path("out/hf/best.pt").read_bytes() == before
+    assert call(gpt2, "hf", "--out_dir=out/other")[0] == 0
+
+
 def test_published_weights_are_downloaded_by_name_and_need_no_config_json(call, monkeypatch):
     tensors = gpt2_tensors(L=1, C=128)
     asked = []
