@@ -24,13 +24,13 @@ import numpy as np
 
 NAMES = Path(__file__).parent / "data" / "names.txt"
 DOWNLOADS = Path("data", "downloads")
-# Pieces of a text, which end where a word ends if there are words, so that no token spans two of them
-PIECE = re.compile(r".{1,1000000}(?:\Z|(?<=\S)(?=[ \n]))|.{1,1000000}", re.DOTALL)
 SOURCES = ("names", "python", "shakespeare", "fineweb")
 SHAKESPEARE = "https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/input.txt"
 SHAKESPEARE_SHA256 = "86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed"
 NO_TEXT = (b"%PDF", b"{\\rtf", b"PK\3\4", b"\x1f\x8b")  # beginnings of files: PDF, RTF, zip (also .docx, .odt), gzip
 FINEWEB = "https://huggingface.co/datasets/kjj0/fineweb10B-gpt2/resolve/main/"
+# Pieces of a text, up to a million characters: each ends where a word ends, if it can, so that no token spans two
+PIECE = re.compile(r".{1,1000000}(?:\Z|(?<=\S)(?=[ \n]))|.{1,1000000}", re.DOTALL)
 
 
 @dataclass
