@@ -41,6 +41,7 @@ def run(main):
     """Run main(). UserError, and errors of the computer, print one line, and end the script with status 2."""
     if sys.stdout is None:  # it is closed
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115
+    sys.stdout.reconfigure(errors="replace")  # a character that the console lacks becomes "?"
     try:
         gc.freeze()  # the collector leaves out what is imported, so the script ends sooner
         main()
@@ -49,6 +50,8 @@ def run(main):
         fail(error)
     except torch.OutOfMemoryError as error:  # a GPU's memory
         fail(f"{error}; use a smaller model, batch or context")
+    except ModuleNotFoundError as error:  # matplotlib, which only plots need
+        fail(f"{error}; pip install {error.name}")
     except BrokenPipeError:  # the reader left, as in `python sample.py | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except OSError as error:

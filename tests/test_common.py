@@ -1,6 +1,8 @@
 """What the scripts share: options, one-line errors, devices, tokenizers, checkpoints."""
 
 import errno
+import importlib
+import io
 import json
 import math
 import os
@@ -194,6 +196,22 @@ def test_a_reader_that_leaves_ends_a_script_without_an_error(monkeypatch):
         if not leaves:
             assert os.read(reader, 100) == b"a line\n"
             os.close(reader)
+
+
+def test_a_console_without_a_character_shows_a_question_mark(monkeypatch):
+    console = io.TextIOWrapper(io.BytesIO(), encoding="cp1252")
+    with monkeypatch.context() as patch:
+        patch.setattr(sys, "stdout", console)
+        common.run(lambda: print("naïve €", "中文"))
+    assert console.buffer.getvalue().decode("cp1252").split() == ["naïve", "€", "??"]
+
+
+def test_a_missing_package_is_named(capsys):
+    with pytest.raises(SystemExit) as leaving:
+        common.run(lambda: importlib.import_module("no_such_package"))
+    err = capsys.readouterr().err
+    assert leaving.value.code == 2
+    assert err == "error: No module named 'no_such_package'; pip install no_such_package\n"
 
 
 @posix
