@@ -24,13 +24,9 @@ RANK = int(os.environ.get("RANK", 0))  # torchrun numbers its processes; process
 LOCAL_RANK = int(os.environ.get("LOCAL_RANK", 0))  # the number on this computer, and the number of its GPU
 WORLD_SIZE = int(os.environ.get("WORLD_SIZE", 1))  # how many processes there are
 END = "<|endoftext|>"  # the token between documents of several lines, as in GPT-2
-# For options of nanoGPT that have another name here
-HINTS = {
-    "start": "use --prompt",
-    "out_dir": "use --init_from",
-    "eval_iters": "use --eval_tokens",
-    "eval_only": "use lessons/evaluate.py",
-}
+# What options of nanoGPT are called here
+HINTS = {"start": "--prompt", "out_dir": "--init_from", "eval_iters": "--eval_tokens"}
+HINTS["eval_only"] = "lessons/evaluate.py"
 
 
 class UserError(Exception):
@@ -91,7 +87,8 @@ def make_config(cls, given):
 
 def read_options(cls, doc, argument=""):
     """{name: value} of the options on the command line, such as --n_layer=4. Prints --help. Raises UserError."""
-    source = "".join(inspect.getsource(c) for c in cls.__mro__[-2::-1])
+    classes = cls.__mro__[-2::-1]  # without object, those that cls is derived from first
+    source = "".join(map(inspect.getsource, classes))
     comments = dict(re.findall(r"^    (\w+): .*?  # (.*)$", source, re.MULTILINE))
     kinds = {field.name: field.type for field in dataclasses.fields(cls) if field.name in comments}
     given = {}
@@ -103,16 +100,19 @@ def read_options(cls, doc, argument=""):
             for name, kind in kinds.items():
                 print(f"  --{name}={getattr(cls, name)}".ljust(32), comments[name], get_args(kind) or "")
             sys.exit()
-        name, equals, text = word.removeprefix("--").partition("=")
-        if not word.startswith("--"):
+        if word.startswith("--"):
+            name, equals, text = word[2:].partition("=")
+            if kinds.get(name) is bool and not equals:  # --plot means --plot=true
+                text = "true"
+            elif not equals:  # as in --seed 7
+                name = ""
+        else:
             name = argument
             text = word
             argument = ""  # only one word can be without a name
-        elif kinds.get(name) is bool and not equals:  # --plot means --plot=true
-            text = "true"
         if name not in kinds:
-            hint = HINTS.get(name, "write --name=value")
-            raise UserError(f"unknown option {word}; {hint}; --help lists the options")
+            hint = HINTS.get(name, "--name=value")
+            raise UserError(f"unknown option {word}; use {hint}; --help lists the options")
         given[name] = convert(name, text, kinds[name])
     return given
 
@@ -124,11 +124,13 @@ def convert(name, text, kind):
         text = text.lower()
         if text not in choices:
             raise UserError(f"--{name}={text} is unknown; choose from {', '.join(choices)}")
-        return text == "true" if kind is bool else text
+        if kind is bool:
+            return text == "true"
+        return text
     try:
         value = kind(text)
     except ValueError:
-        value = -1
+        value = -1  # refused below
     if kind is not str and not 0 <= value < 2**31:
         raise UserError(f"--{name}={text} is not possible; give a number of type {kind.__name__} from 0 to 2^31 - 1")
     return value
@@ -142,7 +144,7 @@ def pick_device(name="auto", dtype="float32"):
         device = torch.device(name)
         if device.type == "cuda":
             torch.cuda.set_device(device.index or LOCAL_RANK)
-        torch.ones(2, device=device).sum().item()
+        torch.ones(2, device=device).sum().item()  # an error if it cannot compute
     except (RuntimeError, AssertionError, AttributeError) as error:
         raise UserError(f"cannot use the device {name} ({error}); use --device=cpu") from error
     if dtype == "auto":
@@ -237,18 +239,19 @@ def load_checkpoint(name):
         raise UserError(f"there is no checkpoint {name}; make it: python train.py, or for gpt2: python lessons/gpt2.py")
     try:
         checkpoint = torch.load(path, map_location="cpu", weights_only=True)
-        checkpoint["config"], checkpoint["tokenizer"]  # a KeyError if it is of something else
+        checkpoint["config"], checkpoint["tokenizer"]  # a KeyError if another program wrote it
     except Exception as error:  # an untrusted file can raise anything
         raise UserError(f"{path} is damaged, or not from train.py ({type(error).__name__}); use another") from error
     return checkpoint
 
 
-def load_model(name):
-    """The model, on the CPU and in evaluation mode, and its tokenizer. name: as for load_checkpoint(), or its result.
-    Raises UserError."""
+def load_model(checkpoint):
+    """The model, on the CPU and in evaluation mode, and its tokenizer. checkpoint: a name as for load_checkpoint(), or
+    what that returns. Raises UserError."""
     from model import GPT, GPTConfig, model_options  # here: few scripts need the model
 
-    checkpoint = name if isinstance(name, dict) else load_checkpoint(name)
+    if not isinstance(checkpoint, dict):
+        checkpoint = load_checkpoint(checkpoint)
     try:
         model = GPT(GPTConfig(**model_options(checkpoint["config"])))
         model.load_state_dict(checkpoint["model"])

@@ -29,7 +29,7 @@ SHAKESPEARE = "https://raw.githubusercontent.com/karpathy/char-rnn/master/data/t
 SHAKESPEARE_SHA256 = "86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed"
 NO_TEXT = (b"%PDF", b"{\\rtf", b"PK\3\4", b"\x1f\x8b")  # beginnings of files: PDF, RTF, zip (also .docx, .odt), gzip
 FINEWEB = "https://huggingface.co/datasets/kjj0/fineweb10B-gpt2/resolve/main/"
-# Pieces of a text, up to a million characters: each ends where a word ends, if it can, so that no token spans two
+# Pieces of a text, up to a million characters: each ends where a word ends, if it can, so that cuts change no token
 PIECE = re.compile(r".{1,1000000}(?:\Z|(?<=\S)(?=[ \n]))|.{1,1000000}", re.DOTALL)
 
 
@@ -44,23 +44,25 @@ class Options:
 
 def prepare(source, tokenizer="char", documents="", name="", shards=1):
     """Make data/<name>/, whole or not at all: read a text, split it, make tokens, write them. Raises UserError."""
-    name = name or Path(source).stem + ("" if tokenizer == "char" else f"_{tokenizer}")
-    if not name or (name in SOURCES and name != source):
-        raise UserError(f"{name!r} cannot be the name of this dataset; give a source, and a --name such as my_{name}")
+    suffix = "" if tokenizer == "char" else f"_{tokenizer}"
+    name = name or Path(source).stem + suffix
+    if not source or not name or (name in SOURCES and name != source):
+        raise UserError(f"{name!r} cannot be its name; give a source: python prepare_data.py my.txt --name=mine")
     if source == "fineweb":
-        made = make_tokenizer({"kind": "gpt2"})
-        write_dataset(name, *read_fineweb(shards, made), made, None, made.end_id, source)
+        encoder = make_tokenizer({"kind": "gpt2"})
+        ids, n_bytes = read_fineweb(shards, encoder)
+        write_dataset(name, ids, n_bytes, encoder, None, encoder.end_id, source)
         return
     if source in SOURCES and documents:
         raise UserError("--documents is for your own text; leave it out")
     documents = "lines" if source == "names" else documents
     splits = read_splits(source, documents)
-    made = make_tokenizer({"kind": "gpt2"}) if tokenizer == "gpt2" else char_tokenizer(splits, documents)
-    write_text(name, splits, documents, made, source)
+    encoder = make_tokenizer({"kind": "gpt2"}) if tokenizer == "gpt2" else char_tokenizer(splits, documents)
+    write_text(name, splits, documents, encoder, source)
 
 
 def read_splits(source, documents):
-    """{"train": [...], "val": [...]}: the documents of each split, or one long text."""
+    """{"train": [...], "val": [...]}, and "test" for documents: the documents of each split, or one long text."""
     if source == "python":
         texts = read_python()
         val = "".join(texts[9::10])  # every tenth file
@@ -102,11 +104,11 @@ def read_text(source):
         files = [path for path in found if path.is_symlink() or not path.is_dir()]
         paths = [path for path in files if "/." not in f"/{path.relative_to(source).as_posix()}"]
     if not paths:
-        raise UserError(f"no file, or folder with files, {source}; give one, or one of {', '.join(SOURCES)}")
+        raise UserError(f"{source} is no file, and no folder with files; give one, or one of {', '.join(SOURCES)}")
     text = ""
     left_out = []
     for path in paths:
-        content = path.read_bytes() if path.is_file() else b"\0"  # a link to a folder, or to nothing
+        content = path.read_bytes() if path.is_file() else b"\0"  # a link to a folder, or to nothing, is left out
         if b"\0" in content or content.startswith(NO_TEXT):
             left_out.append(path)
             continue
@@ -147,7 +149,7 @@ def download(url, path, sha256=""):
     except OSError as error:
         raise UserError(f"cannot download {url} ({error}); try again, or put the file at {path}") from error
     if digest.hexdigest() != sha256:
-        raise UserError(f"{url} does not have the SHA-256 that it should have, {sha256 or 'announced'}; try again")
+        raise UserError(f"{url} does not have the SHA-256 that it should have, {sha256 or 'not announced'}; try again")
     os.replace(part, path)
 
 
@@ -192,24 +194,28 @@ def char_tokenizer(splits, documents):
     chars = {"\n"} if documents == "lines" else set()
     for texts in splits.values():
         chars.update(*texts)
-    return CharTokenizer(sorted(chars) + ([] if documents in ("", "lines") else [END]))
+    tokens = sorted(chars)
+    if documents not in ("", "lines"):
+        tokens.append(END)
+    return CharTokenizer(tokens)
 
 
 def write_text(name, splits, documents, tokenizer, source=""):
     """Encode the splits, and write the dataset. A separator starts and ends each document: a newline, or END."""
-    newline = "\n" if documents == "lines" else ""  # END is no text
-    separator = tokenizer.encode(newline)
-    if documents and not newline:
+    separator = []  # a long text has none
+    if documents == "lines":
+        separator = tokenizer.encode("\n")
+    elif documents:
         separator = [tokenizer.end_id]
     ids = {}
     n_bytes = {}
     for split, texts in splits.items():
         ids[split] = encode(texts, separator, tokenizer)
         n_bytes[split] = sum(len(text.encode()) for text in texts)
-        if newline:
-            n_bytes[split] += len(texts) + 1
-    token = separator[0] if documents else None
-    write_dataset(name, ids, n_bytes, tokenizer, token, token, source)
+        if documents == "lines":
+            n_bytes[split] += len(texts) + 1  # the newlines; END is no text
+    start_token = separator[0] if documents else None
+    write_dataset(name, ids, n_bytes, tokenizer, start_token, start_token, source)
 
 
 def encode(texts, separator, tokenizer):
@@ -289,7 +295,8 @@ def load(name):
     if not (folder / "meta.json").exists():
         source = name.removesuffix("_gpt2")
         if source not in SOURCES[:3] or WORLD_SIZE > 1:  # several processes would write the same files at once
-            raise UserError(f"{folder} has no meta.json (nanoGPT's lack it, too); run: python prepare_data.py {name}")
+            advice = f"run: python prepare_data.py {name}, or with your text"
+            raise UserError(f"{folder} has no meta.json (nanoGPT's lack it, too); {advice}")
         prepare(source, "char" if source == name else "gpt2")
     try:
         meta = json.loads((folder / "meta.json").read_text(encoding="utf-8"))

@@ -17,7 +17,7 @@ from common import UserError, load_checkpoint, load_model, parse, pick_device, p
 
 import torch
 
-MAX_MEMORY = 2**30  # bytes for the keys and values of the samples that are generated at once
+MAX_NUMBERS = 2**28  # in the keys and values of the samples that are generated at once: 1 GB in float32
 
 
 @dataclass
@@ -42,19 +42,19 @@ class Options:
 def answer(model, checkpoint, tokenizer, prompt, options):
     """Print samples that continue a prompt. checkpoint: its start_token, if it has one, starts each sample."""
     start_token = checkpoint.get("start_token")
-    separator = model.config.separator
+    config = model.config
+    separator = config.separator
     ids = tokenizer.encode(prompt)
     if start_token is not None:
         ids = [start_token, *ids]
     ids = ids or tokenizer.encode("\n")  # a line starts here
     end = None  # the text that ends a sample
-    if separator >= 0:  # it starts the next document
+    if separator >= 0:  # it also starts the next document
         end = tokenizer.decode([separator])
     elif options.stop:
         end = "\n"
-    config = model.config
-    size = 2 * 4 * config.n_layer * config.block_size * config.n_kv_head * config.head_dim  # bytes of a sample's cache
-    at_once = max(MAX_MEMORY // size, 1)
+    size = 2 * config.n_layer * config.block_size * config.n_kv_head * config.head_dim  # numbers in a sample's cache
+    at_once = max(MAX_NUMBERS // size, 1)
     missing = options.num_samples or (20 if separator >= 0 else 1)
     while missing > 0:
         n = min(missing, at_once)
@@ -65,7 +65,7 @@ def answer(model, checkpoint, tokenizer, prompt, options):
 
 def print_samples(model, tokenizer, idx, prompt, end, options):
     """Continue each row of idx (n, T) up to the text `end`. Print the first sample as it comes, then the others."""
-    ids = [[] for _ in idx]  # the new tokens of each sample
+    new = [[] for _ in idx]  # the tokens of each sample after the prompt
     going = set(range(len(idx)))  # samples that have not ended
     printed = prompt
     print(printable(prompt), end="", flush=True)
@@ -73,18 +73,18 @@ def print_samples(model, tokenizer, idx, prompt, end, options):
     for tokens in model.stream(idx, options.max_new_tokens, **sampling):
         column = tokens[:, 0].tolist()
         for i in list(going):
-            ids[i].append(column[i])
+            new[i].append(column[i])
             if end and end in tokenizer.decode([column[i]]):
                 going.remove(i)
-        text = text_of(ids[0], tokenizer, prompt, end)
+        text = text_of(new[0], tokenizer, prompt, end)
         if not text.endswith("\ufffd"):  # the bytes of a character may come in several tokens
             print(printable(text[len(printed) :]), end="", flush=True)
             printed = text
         if not going:
             break
-    text = text_of(ids[0], tokenizer, prompt, end)
+    text = text_of(new[0], tokenizer, prompt, end)
     print(printable(text[len(printed) :]))
-    for sample in ids[1:]:
+    for sample in new[1:]:
         if end is None:
             print("-" * 20)
         print(printable(text_of(sample, tokenizer, prompt, end)), flush=True)

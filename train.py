@@ -399,18 +399,18 @@ def read_config():
     if init_from == "resume":
         path = Path(given["out_dir"], "last.pt")
     checkpoint = load_checkpoint(path)
-    saved = checkpoint["config"]
-    fixed = model_options(saved)  # except for those of MAY_CHANGE
+    defaults = checkpoint["config"]
+    fixed = model_options(defaults)
     if init_from == "resume":
-        # eval_tokens: losses of other tokens cannot be compared with the lowest so far
-        fixed.update(optimizer=saved["optimizer"], dataset=saved["dataset"], eval_tokens=saved["eval_tokens"])
+        for name in ("optimizer", "dataset", "eval_tokens"):  # losses of other tokens could not be compared
+            fixed[name] = defaults[name]
     else:  # a new run, from these weights
-        saved = fixed  # the other options are not taken over
+        defaults = fixed  # the options of training are not taken over
         checkpoint = {name: checkpoint[name] for name in ("model", "tokenizer")}
-    config = make_config(TrainConfig, {**saved, **given})
+    config = make_config(TrainConfig, {**defaults, **given})
     for name, value in fixed.items():
         if name not in MAY_CHANGE and getattr(config, name) != value:
-            raise UserError(f"{name} is {value} in the checkpoint; leave out --{name}")
+            raise UserError(f"{name} is {value} in the checkpoint; leave it out")
     return config, checkpoint
 
 
@@ -449,12 +449,12 @@ def main():
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115
     data = load(config.dataset)
     if checkpoint and checkpoint["tokenizer"] != data.tokenizer.fields:
-        raise UserError(f"{data.name} has other tokens than the checkpoint; prepare it with the same --tokenizer")
+        raise UserError(f"{data.name} has other tokens than the checkpoint; use its --dataset (howto.md: Fine-tune)")
     if checkpoint.get("data_hash", data.hash) != data.hash:
-        advice = f"prepare it as before, or start a new run from these weights: --init_from={config.out_dir}"
-        raise UserError(f"{data.name} has changed since this run; {advice}")
+        advice = f"a new run can begin with its weights: --init_from={config.out_dir} --dataset={data.name}"
+        raise UserError(f"{data.name} has changed since this run; prepare it as before, or {advice}")
     if data.separator is None and min(map(len, data.splits.values())) <= config.block_size:
-        raise UserError(f"{data.name} is shorter than a window; use a longer text, or a smaller --block_size")
+        raise UserError(f"a split of {data.name} is shorter than a window; use more text, or a smaller --block_size")
     config.vocab_size = data.tokenizer.vocab_size
     config.separator = -1 if data.separator is None else data.separator
     torch.manual_seed(config.seed)  # the same initial weights in all processes
@@ -465,7 +465,7 @@ def main():
     if config.compile:
         model.compile()
     print(f"{config.out_dir}: {model.num_params():,} parameters, {autocast.fast_dtype} on {device}")
-    if train(config, data, model, checkpoint, autocast):
+    if train(config, data, model, checkpoint, autocast):  # steps are left
         print(f"stopped; to resume: python train.py --init_from=resume --out_dir={config.out_dir}")
         sys.exit(130)
     report(config, data, model, autocast)

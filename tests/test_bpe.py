@@ -208,7 +208,7 @@ def test_a_text_becomes_tokens_of_its_training_split(call):
         (["fineweb"], "fineweb has GPT-2's tokens, not a text; use another"),
         (["text.txt", "--documents=***"], "BPE has no token to stand between documents; use --documents=lines"),
         (["text.txt", "--vocab_size=100"], "vocab_size=100 is too small; use 256"),
-        (["nothing.txt"], "no file, or folder with files, nothing.txt"),
+        (["nothing.txt"], "nothing.txt is no file, and no folder with files; "),
     ],
 )
 def test_what_a_user_can_cause_gives_one_line(options, words, fails):

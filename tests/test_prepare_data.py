@@ -294,17 +294,18 @@ def test_a_text_in_gpt2s_tokens_has_a_name_of_its_own(call, gpt2_stand_in):
     [
         ([], "give"),
         (["."], "give"),
-        (["nothing.txt"], "no file, or folder with files, nothing.txt; "),
-        (["empty"], "empty; "),
+        (["--name=mine"], "'mine' cannot be its name; give a source"),
+        (["nothing.txt"], "nothing.txt is no file, and no folder with files; "),
+        (["empty"], "empty is no file, and no folder with files; "),
         (["empty.txt"], "empty.txt has too little text to split; "),
         (["utf16.txt"], "1 of 1 files, such as utf16.txt, are binary, UTF-16, "),
         (["latin1.txt"], "latin1.txt is not UTF-8 at byte 7; "),
         (["few.txt", "--documents=lines"], "there are 3 documents with text, too few to split; "),
         (["good.txt", "--documents=***"], "there are 1 documents with text, too few to split; "),
         (["good.txt", "--tokenizer=bpe"], "--tokenizer=bpe is unknown; choose from char, gpt2"),
-        (["names.txt"], "'names' cannot be the name of this dataset; "),
-        (["good.txt", "--name=shakespeare"], "'shakespeare' cannot be the name of this dataset; "),
-        (["names", "--name=fineweb"], "'fineweb' cannot be the name of this dataset; "),
+        (["names.txt"], "'names' cannot be its name; "),
+        (["good.txt", "--name=shakespeare"], "'shakespeare' cannot be its name; "),
+        (["names", "--name=fineweb"], "'fineweb' cannot be its name; "),
     ],
 )
 def test_bad_input_gets_one_line(fails, options, words):

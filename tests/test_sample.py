@@ -95,7 +95,7 @@ def test_several_samples_at_once_end_with_their_documents(call, monkeypatch):
     assert out.splitlines() == texts and len({len(text) for text in texts}) > 2
     assert shapes == [(7, max(map(len, texts)) - 2 + 1)]
     assert len(written(call, "list").splitlines()) == 20  # by default
-    monkeypatch.setattr(sample, "MAX_MEMORY", 1)  # one at a time, as large models need it
+    monkeypatch.setattr(sample, "MAX_NUMBERS", 1)  # one at a time, as large models need it
     shapes.clear()
     assert len(written(call, "list", "--num_samples=7").splitlines()) == 7
     assert [n for n, _ in shapes] == [1] * 7

@@ -660,7 +660,7 @@ def test_a_resumed_run_is_evaluated_on_the_same_tokens(call, fails):
     """... as the lowest loss so far, with which its losses are compared."""
     call(train, *SHORT)
     words = fails(train, *RESUME, "--max_iters=13", "--eval_tokens=100")
-    assert "eval_tokens is 0 in the checkpoint; leave out --eval_tokens" in words
+    assert "eval_tokens is 0 in the checkpoint; leave it out" in words
 
 
 @pytest.mark.parametrize(
