@@ -24,9 +24,8 @@ RANK = int(os.environ.get("RANK", 0))  # torchrun numbers its processes; process
 LOCAL_RANK = int(os.environ.get("LOCAL_RANK", 0))  # the number on this computer, and the number of its GPU
 WORLD_SIZE = int(os.environ.get("WORLD_SIZE", 1))  # how many processes there are
 END = "<|endoftext|>"  # the token between documents of several lines, as in GPT-2
-# What options of nanoGPT are called here
-HINTS = {"start": "--prompt", "out_dir": "--init_from", "eval_iters": "--eval_tokens"}
-HINTS["eval_only"] = "lessons/evaluate.py"
+# Options of nanoGPT, and those here that do the same
+NANOGPT = {"start": "prompt", "out_dir": "init_from", "eval_iters": "eval_tokens"}
 
 
 class UserError(Exception):
@@ -37,7 +36,8 @@ def run(main):
     """Run main(). UserError, and errors of the computer, print one line, and end the script with status 2."""
     if sys.stdout is None:  # it is closed
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115
-    sys.stdout.reconfigure(errors="replace")  # a character that the console lacks becomes "?"
+    if hasattr(sys.stdout, "reconfigure"):  # a notebook's has none
+        sys.stdout.reconfigure(errors="replace")  # a character that the console lacks becomes "?"
     try:
         gc.freeze()  # the collector leaves out what is imported, so the script ends sooner
         main()
@@ -46,8 +46,10 @@ def run(main):
         fail(error)
     except torch.OutOfMemoryError as error:  # a GPU's memory
         fail(f"{error}; use a smaller model, batch or context")
-    except ModuleNotFoundError as error:  # matplotlib, which only plots need
-        fail(f"{error}; pip install {error.name}")
+    except ModuleNotFoundError as error:
+        if error.name != "matplotlib":
+            raise
+        fail("plots need the package matplotlib; pip install matplotlib")
     except BrokenPipeError:  # the reader left, as in `python sample.py | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except OSError as error:
@@ -111,8 +113,9 @@ def read_options(cls, doc, argument=""):
             text = word
             argument = ""  # only one word can be without a name
         if name not in kinds:
-            hint = HINTS.get(name, "--name=value")
-            raise UserError(f"unknown option {word}; use {hint}; --help lists the options")
+            ours = NANOGPT.get(name)
+            hint = f"see --{ours}" if ours in kinds else "write --name=value"
+            raise UserError(f"unknown option {word}; {hint}; --help lists the options")
         given[name] = convert(name, text, kinds[name])
     return given
 
@@ -231,10 +234,10 @@ def load_checkpoint(name):
     """The checkpoint in a file, or in the folder of a run: out/names, or names for short. Raises UserError."""
     path = Path(name) if Path(name).exists() else Path("out", name)
     if path.is_dir():
+        last = path / "last.pt"
         path = path / "best.pt"
-    last = path.with_name("last.pt")
-    if not path.exists() and last.exists():
-        raise UserError(f"there is no {path} before the first evaluation; use {last}, or resume the run")
+        if last.exists() and not path.exists():
+            raise UserError(f"there is no {path} before the first evaluation; use {last}, or resume the run")
     if not path.exists():
         raise UserError(f"there is no checkpoint {name}; make it: python train.py, or for gpt2: python lessons/gpt2.py")
     try:

@@ -27,7 +27,7 @@ DOWNLOADS = Path("data", "downloads")
 SOURCES = ("names", "python", "shakespeare", "fineweb")
 SHAKESPEARE = "https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/input.txt"
 SHAKESPEARE_SHA256 = "86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed"
-NO_TEXT = (b"%PDF", b"{\\rtf", b"PK\3\4", b"\x1f\x8b")  # beginnings of files: PDF, RTF, zip (also .docx, .odt), gzip
+NO_TEXT = (b"%PDF-", b"{\\rtf", b"PK\3\4", b"\x1f\x8b")  # beginnings of files: PDF, RTF, zip (also .docx, .odt), gzip
 FINEWEB = "https://huggingface.co/datasets/kjj0/fineweb10B-gpt2/resolve/main/"
 # Pieces of a text, up to a million characters: each ends where a word ends, if it can, so that cuts change no token
 PIECE = re.compile(r".{1,1000000}(?:\Z|(?<=\S)(?=[ \n]))|.{1,1000000}", re.DOTALL)
@@ -45,7 +45,7 @@ class Options:
 def prepare(source, tokenizer="char", documents="", name="", shards=1):
     """Make data/<name>/, whole or not at all: read a text, split it, make tokens, write them. Raises UserError."""
     suffix = "" if tokenizer == "char" else f"_{tokenizer}"
-    name = name or Path(source).stem + suffix
+    name = name or name_of(source) + suffix
     if not source or not name or (name in SOURCES and name != source):
         raise UserError(f"{name!r} cannot be its name; give a source: python prepare_data.py my.txt --name=mine")
     if source == "fineweb":
@@ -59,6 +59,12 @@ def prepare(source, tokenizer="char", documents="", name="", shards=1):
     splits = read_splits(source, documents)
     encoder = make_tokenizer({"kind": "gpt2"}) if tokenizer == "gpt2" else char_tokenizer(splits, documents)
     write_text(name, splits, documents, encoder, source)
+
+
+def name_of(source):
+    """What the dataset of a source is called: as its file, without the ending, or as its folder."""
+    path = Path(source)
+    return path.name if path.is_dir() else path.stem
 
 
 def read_splits(source, documents):
@@ -234,7 +240,7 @@ def write_dataset(name, ids, n_bytes, tokenizer, separator, start_token, source)
         raise UserError(f"{folder} is not a dataset of ours, so it is not replaced; use another --name")
     with contextlib.suppress(OSError, ValueError, LookupError, TypeError):  # no dataset yet, or a damaged one
         old = json.loads((folder / "meta.json").read_text(encoding="utf-8"))["source"]
-        if old not in ("", source):
+        if old and Path(old).resolve() != Path(source).resolve():
             print(f"note: {folder} was made from {old}, and is replaced; to keep both, use another --name")
     new = Path("data", f".{name}.new")  # becomes the dataset when it is complete
     shutil.rmtree(new, ignore_errors=True)
@@ -253,8 +259,8 @@ def write_dataset(name, ids, n_bytes, tokenizer, separator, start_token, source)
                 n_tokens[split] += len(piece)
                 if perf_counter() > line_due:
                     print(f"{split}: {n_tokens[split]:,} tokens so far", flush=True)
-                    line_due += 5
-    meta = {"source": source, "hash": digest.hexdigest(), "tokenizer": tokenizer.fields, "dtype": dtype}
+                    line_due = perf_counter() + 5
+    meta = {"source": str(source), "hash": digest.hexdigest(), "tokenizer": tokenizer.fields, "dtype": dtype}
     meta.update(n_tokens=n_tokens, n_bytes=n_bytes, separator=separator, start_token=start_token)
     (new / "meta.json").write_text(json.dumps(meta), encoding="utf-8")
     if folder.exists():

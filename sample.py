@@ -118,12 +118,14 @@ def main():
         answer(model, checkpoint, tokenizer, options.prompt, options)
         return
     print("a prompt per line; Ctrl-D ends", file=sys.stderr)
-    sys.stdin.reconfigure(errors="replace")  # what is not UTF-8 is an unknown character
-    for i, line in enumerate(sys.stdin):
+    for i, line in enumerate(sys.stdin.buffer):
         if i > 0 and not sys.stdin.isatty():  # prompts from a file
             print("-" * 20)
         try:
-            answer(model, checkpoint, tokenizer, line.rstrip("\r\n"), options)
+            prompt = line.decode("utf-8-sig", errors="replace").rstrip("\r\n")
+            if "\ufffd" in prompt:
+                raise UserError("the prompt is not UTF-8; save it as UTF-8")
+            answer(model, checkpoint, tokenizer, prompt, options)
         except UserError as error:  # such as a character that the tokenizer lacks
             print(f"error: {error}", file=sys.stderr)
 

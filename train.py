@@ -335,11 +335,8 @@ def open_log(config, step):
     folder.mkdir(parents=True, exist_ok=True)
     earlier = [*folder.glob("*.pt"), *folder.glob("log.jsonl")]
     newest = max(map(os.path.getmtime, earlier), default=0)
-    seconds = time() - newest
-    if seconds < 60:
-        print(
-            f"note: a run has written to {folder} {seconds:.0f} seconds ago; if it still goes on, stop one of the two"
-        )
+    if time() - newest < 60:
+        print(f"note: {folder} was written to in the last minute; if another run still uses it, stop one of the two")
     if earlier and step == 0:
         now = strftime("%Y%m%d-%H%M%S")
         target = Path(f"{folder}-{now}")

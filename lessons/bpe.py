@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from common import BPETokenizer, UserError, parse, run
-from prepare_data import read_splits, write_text
+from prepare_data import name_of, read_splits, write_text
 
 import regex  # tiktoken needs it, too. Python's own re has no \p{L}
 
@@ -165,7 +165,7 @@ def prepare(source, documents, vocab_size):
         documents = "lines"
     splits = read_splits(source, documents)
     id_of = train_bpe(splits["train"], vocab_size)
-    write_text(f"{Path(source).stem}_bpe{vocab_size}", splits, documents, bpe_tokenizer(id_of), source)
+    write_text(f"{name_of(source)}_bpe{vocab_size}", splits, documents, bpe_tokenizer(id_of), source)
 
 
 def main():

@@ -326,18 +326,19 @@ def main():
         export(*load_model(options.export), folder)
         print(f"{folder}: a GPT-2 with its tokenizer, for transformers")
         return
-    name = Path(options.weights).resolve().name
+    source = Path(options.weights).resolve()
+    is_nanogpt = source.suffix == ".pt"
+    name = source.parent.name if is_nanogpt else source.name
+    path = Path(options.out_dir or Path("out", name), "best.pt")
+    if path.with_name("log.jsonl").exists():
+        raise UserError(f"{path.parent} has a run of train.py, which is not replaced; choose another --out_dir")
     start_token = START_TOKEN
-    if name.endswith(".pt"):
-        name = Path(options.weights).resolve().parent.name
+    if is_nanogpt:
         start_token = None  # as in nanoGPT, samples start with the prompt
         model, tokenizer = load_nanogpt(Path(options.weights))
     else:
         model = load_gpt2(options.weights)
         tokenizer = make_tokenizer({"kind": "gpt2"})
-    path = Path(options.out_dir or Path("out", name), "best.pt")
-    if path.with_name("log.jsonl").exists():
-        raise UserError(f"{path.parent} has a run of train.py, which is not replaced; choose another --out_dir")
     save_model(path, model, tokenizer, start_token=start_token)
     print(f"{path}: {model.num_params():,} parameters")
 

@@ -28,7 +28,7 @@ import random
 import re
 from dataclasses import dataclass
 
-from common import CharTokenizer, UserError, parse, printable, run
+from common import CharTokenizer, UserError, parse, run
 from model import GPT, CausalSelfAttention, GPTConfig
 from prepare_data import load
 
@@ -262,7 +262,7 @@ def main():
     print(f"encoder, not trained                        - {new:18.1%}")
     print("\ngaps filled by the encoder, the most certain letter first")
     for word in words["test"][:5]:
-        print(printable(fill(encoder, "_" + word[1:], tokenizer)))
+        print(fill(encoder, "_" + word[1:], tokenizer))
     if options.fill:
         print(fill(encoder, options.fill, tokenizer))
     print(f"result: model=mlm dataset={data.name} left={left:.4f} both={both:.4f}")

@@ -31,7 +31,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Literal
 
-from common import CharTokenizer, UserError, parse, printable, run, save_model
+from common import CharTokenizer, UserError, parse, run, save_model
 from model import GPT, GPTConfig, check_positive
 from ngram import grams_of
 from prepare_data import load
@@ -446,7 +446,7 @@ def main():
     for name, model in (("base", task.base), (options.method, policy)):
         ids = complete(model, prompts)
         reward, score, kl = measure(task, model, ids)
-        print(f"{name:6} {reward:7.2f} {score:12.2f} {kl:7.2f}  ", *map(printable, task.texts(ids[:6])))
+        print(f"{name:6} {reward:7.2f} {score:12.2f} {kl:7.2f}  ", *task.texts(ids[:6]))
     print(f"result: model={name} dataset={data.name} reward={reward:.2f} true_score={score:.2f} kl={kl:.2f}")
 
 

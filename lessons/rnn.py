@@ -33,7 +33,7 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
-from common import UserError, parse, printable, run
+from common import UserError, parse, run
 from model import check_positive
 from prepare_data import load
 from train import cut_windows, evaluate, get_batch
@@ -314,7 +314,7 @@ def main():
     model.eval()
     norms[f"{options.cell}, trained"] = gradient_norms(model, x, y)
     print_gradients(norms)
-    print("\nsamples:", *map(printable, sample(model, data, 20)))
+    print("\nsamples:", *sample(model, data, 20))
     if options.plot:
         draw(norms)
     params = sum(p.numel() for p in model.parameters())

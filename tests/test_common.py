@@ -1,5 +1,6 @@
 """What the scripts share: options, one-line errors, devices, tokenizers, checkpoints."""
 
+import contextlib
 import errno
 import importlib
 import io
@@ -11,6 +12,7 @@ import subprocess
 import sys
 from dataclasses import dataclass, fields
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Literal
 
 import common
@@ -90,13 +92,10 @@ def test_one_option_may_be_given_without_its_name(options):
         ("--hidden=3", "unknown option --hidden=3"),
         ("-steps=3", "unknown option -steps=3"),
         ("text.txt", "unknown option text.txt"),
-        ("steps=3", "unknown option steps=3; use --name=value"),
-        ("--start=the", "unknown option --start=the; use --prompt"),
-        ("--out_dir=out/my", "unknown option --out_dir=out/my; use --init_from"),
-        ("--eval_iters=9", "unknown option --eval_iters=9; use --eval_tokens"),
-        ("--eval_only=True", "unknown option --eval_only=True; use lessons/evaluate.py"),
-        ("--steps", "unknown option --steps; use --name=value"),
-        ("--steps 3", "unknown option --steps; use --name=value"),
+        ("steps=3", "unknown option steps=3; write --name=value"),
+        ("--start=the", "unknown option --start=the; write --name=value"),  # there is no --prompt
+        ("--steps", "unknown option --steps; write --name=value"),
+        ("--steps 3", "unknown option --steps; write --name=value"),
         ("--steps=many", "--steps=many"),
         ("--steps=1.5", "--steps=1.5"),
         ("--steps=-1", "--steps=-1"),
@@ -207,12 +206,20 @@ def test_a_console_without_a_character_shows_a_question_mark(monkeypatch):
     assert console.buffer.getvalue().decode("cp1252").split() == ["naïve", "€", "??"]
 
 
-def test_a_missing_package_is_named(capsys):
-    with pytest.raises(SystemExit) as leaving:
-        common.run(lambda: importlib.import_module("no_such_package"))
-    err = capsys.readouterr().err
-    assert leaving.value.code == 2
-    assert err == "error: No module named 'no_such_package'; pip install no_such_package\n"
+def test_plots_without_matplotlib_say_what_to_install(fails, monkeypatch):
+    """Another package that is missing is a bug."""
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    script = SimpleNamespace(__file__="script.py", main=lambda: importlib.import_module("matplotlib"))
+    assert fails(script) == "error: plots need the package matplotlib; pip install matplotlib"
+    with pytest.raises(ModuleNotFoundError):
+        common.run(lambda: importlib.import_module("prepare_dat"))
+
+
+def test_a_notebook_runs_a_script():
+    """Its output, as a StringIO, is no console."""
+    with contextlib.redirect_stdout(io.StringIO()) as printed:
+        common.run(lambda: print("a line"))
+    assert printed.getvalue() == "a line\n"
 
 
 @posix
@@ -363,6 +370,8 @@ def test_a_folder_without_best_pt_says_what_to_use():
         with pytest.raises(UserError, match=r"no out.run.best.pt before .*; use out.run.last.pt, or resume the run"):
             load_checkpoint(name)
     load_checkpoint("out/run/last.pt")
+    with pytest.raises(UserError, match=r"no checkpoint out/run/bets\.pt"):  # misspelled
+        load_checkpoint("out/run/bets.pt")
 
 
 @pytest.mark.parametrize(("given", "found"), [(None, "2000"), ("7", "7")])

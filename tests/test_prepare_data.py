@@ -179,6 +179,13 @@ def test_a_dataset_has_the_name_of_its_file(call, name):
     assert os.listdir("data") == [name] and text_of(load(name)) == "the cat\n" * 20
 
 
+def test_a_dataset_has_the_name_of_its_folder(call):
+    for version in ("v1.2", "v1.3"):
+        write(f"{version}/a.txt", babble(50))
+        prepare_data.prepare(Path(version))
+    assert sorted(os.listdir("data")) == ["v1.2", "v1.3"]
+
+
 def test_a_dataset_of_another_source_is_not_replaced_without_a_word(call, fails):
     for folder in ("austen", "doyle"):
         write(f"{folder}/input.txt", f"{folder} {babble(50)}")
@@ -189,6 +196,8 @@ def test_a_dataset_of_another_source_is_not_replaced_without_a_word(call, fails)
             and (f"note: {Path('data/input')} was made from austen/input.txt, and is replaced" in out) == said
         )
         assert text_of(load("input")).startswith(source)
+    for same in ("./doyle/input.txt", Path("doyle/input.txt").absolute()):
+        assert "note" not in call(prepare_data, same)[1]
     write("data/input/meta.json", "{")  # a damaged one is replaced
     status, out, _ = call(prepare_data, "austen/input.txt")
     assert status == 0 and "note" not in out and text_of(load("input")).startswith("austen")
@@ -209,7 +218,7 @@ def test_documents_of_val_and_test_that_are_also_in_train_are_counted(call):
 
 @pytest.mark.parametrize("tokenizer", ["char", "gpt2"])
 @pytest.mark.parametrize(
-    "text", [babble(300), "  \n\n a'll  b\n" * 40, "中" * 90, "x" * 31 + " " * 70 + "\u00a0\x1c!\n"]
+    "text", [babble(300), "  \n\n a'll  b\n" * 40, "a    b\n" * 40, "中" * 90, "x" * 31 + " " * 70 + "\u00a0\x1c!\n"]
 )
 def test_a_long_text_is_encoded_in_pieces_to_the_same_tokens(monkeypatch, gpt2_stand_in, tokenizer, text):
     """Pieces end where a word ends. A word longer than a piece is cut, which changes no text, but may change tokens."""
@@ -231,7 +240,7 @@ def test_a_long_preparation_says_how_far_it_is(call, monkeypatch):
     write("my.txt", "\n".join(f"line {i}" for i in range(100)))
     out = call(prepare_data, "my.txt", "--documents=lines")[1]
     counts = [int(n.replace(",", "")) for n in re.findall(r"train: ([\d,]+) tokens so far", out)]
-    assert len(counts) > 9 and counts == sorted(set(counts)) and counts[-1] <= len(load("my").splits["train"])
+    assert 9 < len(counts) < 60 and counts == sorted(set(counts)) and counts[-1] <= len(load("my").splits["train"])
 
 
 @pytest.mark.parametrize(("n", "dtype"), [(65_536, "uint16"), (65_537, "uint32")])

@@ -8,7 +8,9 @@ import sys
 from contextlib import redirect_stdout
 from pathlib import Path
 
+import prepare_data
 import sample
+import train
 from common import END, BPETokenizer, CharTokenizer, load_model, make_tokenizer, save_model
 from model import GPT, GPTConfig
 
@@ -159,6 +161,17 @@ def test_a_terminal_obeys_no_sample(call, monkeypatch):
     plain = written(call, *options)
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
     assert plain.count("\x1b") > 9 and written(call, *options) == plain.replace("\x1b", "\ufffd")
+    # A sample that ends within a character: its bytes, after a control character, are printed last
+    monkeypatch.setattr(sample, "text_of", lambda ids, *_: "\x1b\ufffd")
+    assert "\x1b" not in written(call, "escapes", "--max_new_tokens=1")
+
+
+def test_options_of_nanogpt_lead_to_those_here(fails):
+    for option, ours in (("start=the", "prompt"), ("out_dir=out/tiny", "init_from")):
+        assert f"unknown option --{option}; see --{ours}; " in fails(sample, f"--{option}")
+    assert "unknown option --eval_iters=9; see --eval_tokens; " in fails(train, "--eval_iters=9")
+    for script in (train, prepare_data):  # which have no --prompt
+        assert "unknown option --start=the; write --name=value; " in fails(script, "--start=the")
 
 
 def test_the_newest_run_may_have_been_stopped_before_its_first_evaluation(call, fails):
@@ -188,11 +201,13 @@ def test_an_interactive_session_continues_after_an_error(call, monkeypatch):
     """Each line is a prompt, whose answer is the one of --prompt."""
     options = ["list", "--num_samples=1", "--temperature=0"]
     expected = [written(call, *options, f"--prompt={prompt}") for prompt in ("the", "cat")]
-    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"the\r\ncaf\xe9\ncat"), "utf-8"))
+    prompts = b"\xef\xbb\xbfthe\r\ncaf\xe9\n\xe2\x82\xac\ncat"  # with a byte order mark; é as in Latin-1; €
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(prompts), "utf-8"))
     status, out, err = call(sample, *options, "--max_new_tokens=60", "--interactive")
-    assert (status, out.split(20 * "-" + "\n")) == (0, [expected[0], "", expected[1]]) and expected[0] != expected[1]
-    (error,) = re.findall(r"error: .*", err)
-    assert "'\ufffd'" in error and ";" in error
+    answers = out.split(20 * "-" + "\n")
+    assert (status, answers) == (0, [expected[0], "", "", expected[1]]) and expected[0] != expected[1]
+    not_utf8, unknown = re.findall(r"error: .*", err)
+    assert "not UTF-8" in not_utf8 and ";" in not_utf8 and "'€'" in unknown and ";" in unknown
 
 
 @posix

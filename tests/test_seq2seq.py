@@ -1,4 +1,5 @@
 import random
+import sys
 from pathlib import Path
 
 from lessons import seq2seq
@@ -185,6 +186,17 @@ def test_wrong_options_are_an_error_in_one_line(fails):
     assert "2 different pairs" in fails(seq2seq, "--pairs=few.txt")
     assert "no.txt" in fails(seq2seq, "--pairs=no.txt")
     assert "must be a multiple" in fails(seq2seq, "--n_head=3")
+
+
+def test_a_terminal_gets_no_control_characters(call, monkeypatch):
+    """A model that has learned nothing may write any bytes."""
+    Path("mine.txt").write_text("".join(f"{chr(97 + i)}\tb\n" for i in range(20)))
+    monkeypatch.setattr(seq2seq, "generate", lambda _, pairs: ["\x1b[2J"] * len(pairs))
+    options = ("--pairs=mine.txt", "--max_iters=1", "--n_layer=1")
+    assert "\x1b[2J" in call(seq2seq, *options)[1]
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    out = call(seq2seq, *options)[1]
+    assert "\ufffd[2J" in out and "\x1b" not in out
 
 
 def test_the_script_prints_its_result_which_the_seed_decides(call, monkeypatch):
