@@ -448,7 +448,7 @@ def main():
     if checkpoint and checkpoint["tokenizer"] != data.tokenizer.fields:
         raise UserError(f"{data.name} has other tokens than the checkpoint; use its --dataset (howto.md: Fine-tune)")
     if checkpoint.get("data_hash", data.hash) != data.hash:
-        advice = f"a new run can begin with its weights: --init_from={config.out_dir} --dataset={data.name}"
+        advice = f"begin a new run with its weights: --init_from={config.out_dir} --dataset={data.name}"
         raise UserError(f"{data.name} has changed since this run; prepare it as before, or {advice}")
     if data.separator is None and min(map(len, data.splits.values())) <= config.block_size:
         raise UserError(f"a split of {data.name} is shorter than a window; use more text, or a smaller --block_size")
