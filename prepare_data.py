@@ -180,7 +180,7 @@ def split_documents(text, documents):
     if documents == "lines":
         parts = text.split("\n")
     else:
-        parts = re.split(f"^{re.escape(documents)}$", text, flags=re.MULTILINE)
+        parts = re.split(rf"^[ \t]*{re.escape(documents)}[ \t]*$", text, flags=re.MULTILINE)
     texts = [part.strip("\n") for part in parts if part.strip()]
     n = len(texts)
     if n < 10:

@@ -276,7 +276,7 @@ def test_lines_are_documents_which_are_shuffled_and_encoded_one_by_one(call, gpt
 def test_documents_may_have_several_lines_between_lines_of_one_kind(call, gpt2_stand_in, separator, tokenizer):
     """One token, which is in no text, starts and ends each. Inside of a line, the separator separates nothing."""
     stories = [f"Story {i}.\n\n  It was {i}{separator} {separator}\nand so on." for i in range(30)]
-    write("my.txt", f"{separator}\n" + f"\n{separator}\n".join(stories) + f"\n{separator}")
+    write("my.txt", f"{separator}\n" + f"\n{separator} \t\n".join(stories) + f"\n  {separator}")  # blanks around it
     options = (f"--documents={separator}", f"--tokenizer={tokenizer}", "--name=my")
     assert call(prepare_data, "my.txt", *options)[0] == 0
     random.Random(42).shuffle(stories)
