@@ -225,30 +225,43 @@ def write_text(name, splits, documents, tokenizer, source=""):
 
 
 def encode(texts, separator, tokenizer):
-    """Yield the tokens of texts, piece by piece, as the tokens of a long text may need more memory than there is."""
+    """Yield the tokens of texts, piece by piece, as a list of all tokens would need 8 bytes for each."""
+    total = sum(map(len, texts))
+    done = 0
+    line_due = perf_counter() + 5
     yield separator
     for text in texts:
         for piece in PIECE.findall(text):
             yield tokenizer.encode(piece)
+            done += len(piece)
+            if perf_counter() > line_due:
+                print(f"encoded {done:,} of {total:,} characters", flush=True)
+                line_due = perf_counter() + 5
         yield separator
+
+
+def note_replacement(folder, source):
+    """Say whether the dataset in a folder is of another source. Raises UserError if it is something else."""
+    meta = folder / "meta.json"
+    if not meta.exists():
+        raise UserError(f"{folder} is not a dataset of ours, so it is not replaced; use another --name")
+    with contextlib.suppress(ValueError, LookupError, TypeError):  # damaged, or of another version: nothing to keep
+        old = json.loads(meta.read_text(encoding="utf-8"))["source"]
+        if old and Path(old).resolve() != Path(source).resolve():
+            print(f"note: {folder} was made from {old}, and is replaced; to keep both, use another --name")
 
 
 def write_dataset(name, ids, n_bytes, tokenizer, separator, start_token, source):
     """Write data/<name>/. ids: the token ids of each split, in pieces (n,). n_bytes: of the text of each split."""
     folder = Path("data", name)
-    if folder.exists() and not (folder / "meta.json").exists():
-        raise UserError(f"{folder} is not a dataset of ours, so it is not replaced; use another --name")
-    with contextlib.suppress(OSError, ValueError, LookupError, TypeError):  # no dataset yet, or a damaged one
-        old = json.loads((folder / "meta.json").read_text(encoding="utf-8"))["source"]
-        if old and Path(old).resolve() != Path(source).resolve():
-            print(f"note: {folder} was made from {old}, and is replaced; to keep both, use another --name")
+    if folder.exists():
+        note_replacement(folder, source)
     new = Path("data", f".{name}.new")  # becomes the dataset when it is complete
     shutil.rmtree(new, ignore_errors=True)
     new.mkdir(parents=True)
     dtype = "<u2" if tokenizer.vocab_size <= 2**16 else "<u4"
     digest = hashlib.sha256()
     n_tokens = {}
-    line_due = perf_counter() + 5
     for split, pieces in ids.items():
         n_tokens[split] = 0
         with open(new / f"{split}.bin", "wb") as file:
@@ -257,9 +270,6 @@ def write_dataset(name, ids, n_bytes, tokenizer, separator, start_token, source)
                 file.write(content)
                 digest.update(content)
                 n_tokens[split] += len(piece)
-                if perf_counter() > line_due:
-                    print(f"{split}: {n_tokens[split]:,} tokens so far", flush=True)
-                    line_due = perf_counter() + 5
     meta = {"source": str(source), "hash": digest.hexdigest(), "tokenizer": tokenizer.fields, "dtype": dtype}
     meta.update(n_tokens=n_tokens, n_bytes=n_bytes, separator=separator, start_token=start_token)
     (new / "meta.json").write_text(json.dumps(meta), encoding="utf-8")

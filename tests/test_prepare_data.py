@@ -239,8 +239,9 @@ def test_a_long_preparation_says_how_far_it_is(call, monkeypatch):
     monkeypatch.setattr(prepare_data, "perf_counter", lambda: next(seconds))
     write("my.txt", "\n".join(f"line {i}" for i in range(100)))
     out = call(prepare_data, "my.txt", "--documents=lines")[1]
-    counts = [int(n.replace(",", "")) for n in re.findall(r"train: ([\d,]+) tokens so far", out)]
-    assert 9 < len(counts) < 60 and counts == sorted(set(counts)) and counts[-1] <= len(load("my").splits["train"])
+    total = sum(map(len, load("my").documents("train")))
+    counts = [int(n.replace(",", "")) for n in re.findall(rf"encoded ([\d,]+) of {total:,} characters", out)]
+    assert 9 < len(counts) < 60 and counts == sorted(set(counts)) and counts[-1] <= total
 
 
 @pytest.mark.parametrize(("n", "dtype"), [(65_536, "uint16"), (65_537, "uint32")])
