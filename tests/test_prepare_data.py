@@ -221,7 +221,7 @@ def test_documents_of_val_and_test_that_are_also_in_train_are_counted(call):
     "text", [babble(300), "  \n\n a'll  b\n" * 40, "a    b\n" * 40, "中" * 90, "x" * 31 + " " * 70 + "\u00a0\x1c!\n"]
 )
 def test_a_long_text_is_encoded_in_pieces_to_the_same_tokens(monkeypatch, gpt2_stand_in, tokenizer, text):
-    """Pieces end where a word ends. A word longer than a piece is cut, which changes no text, but may change tokens."""
+    """Pieces end where a word ends. A word longer than a piece is cut: the same text, perhaps in other tokens."""
     small = prepare_data.PIECE.pattern.replace("1000000", "30")
     monkeypatch.setattr(prepare_data, "PIECE", re.compile(small, prepare_data.PIECE.flags))
     made = common.CharTokenizer(sorted(set(text)))
