@@ -67,13 +67,13 @@ def long_data():
     prepare_data.prepare("many.txt", documents="lines")
 
 
-def local_copy(source: str) -> Path:
+def shakespeare_txt() -> Path:
     """The text of shakespeare, where a script has downloaded it or someone has put it. Skips the test where there is
     none."""
-    for path in (ROOT / prepare_data.DOWNLOADS / f"{source}.txt", SHARED / "data" / f"tiny{source}.txt"):
+    for path in (ROOT / prepare_data.DOWNLOADS / "shakespeare.txt", SHARED / "data" / "tinyshakespeare.txt"):
         if path.exists():
             return path
-    pytest.skip(f"no local copy of {source}: python prepare_data.py {source} downloads it")
+    pytest.skip("no local copy of shakespeare: python prepare_data.py shakespeare downloads it")
 
 
 @pytest.fixture
@@ -121,7 +121,7 @@ def gpt2_tensors(V: int = 50_257, T: int = 24, L: int = 2, C: int = 128) -> dict
     return {name: torch.randn(shape, generator=generator) * 0.3 for name, shape in shapes.items()}
 
 
-DTYPES = {torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16", torch.int64: "I64"}
+DTYPES = {torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"}
 
 
 def safetensors(tensors: dict[str, torch.Tensor], spaces: int = 0, header: Callable | None = None) -> bytes:
@@ -149,7 +149,7 @@ def start(script: str, *options: str, **more) -> subprocess.Popen:
     """A script as a user starts it, on the CPU, and in the current folder: so PYTHONPATH tells a lesson its root."""
     device = ["--device=cpu"] if script in ("train.py", "sample.py") else []
     command = [sys.executable, ROOT / script, *device, *options]
-    env = {**more.pop("env", os.environ), "PYTHONPATH": str(ROOT)}
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, encoding="utf-8", env=env, **more)
 
 

@@ -15,7 +15,7 @@ from model import GPT, GPTConfig
 
 import pytest
 import torch
-from conftest import LIST, ROOT, result, rung
+from conftest import LIST, result, rung
 from torch import nn
 from torch.nn import functional as F
 
@@ -53,8 +53,6 @@ def test_the_mask_comes_before_the_softmax():
         torch.testing.assert_close(wei[..., t, : t + 1], scores[..., t, : t + 1].softmax(dim=-1))
         assert (wei[..., t, t + 1 :] == 0).all()
     torch.testing.assert_close(wei.sum(dim=-1), torch.ones(2, 3, 7))
-    mask_after = scores.softmax(dim=-1).tril()
-    assert mask_after.sum(dim=-1).min() < 0.5
 
 
 # ----------------------------------------------------------------------------- 2. one head
@@ -67,8 +65,6 @@ def test_the_weights_of_banana_depend_on_the_letters(small):
         exps = [math.exp(3 * (other == letter)) for other in "banana"[: t + 1]]
         expected = [f"{100 * number / sum(exps):.0f}" for number in exps]
         assert row.split() == expected + ["0"] * (5 - t)
-    page = " ".join((ROOT / "docs" / "tour.md").read_text(encoding="utf-8").split())
-    assert f"print((100 * wei[-1]).round().int().tolist()) # [{', '.join(row.split())}]" in page
 
 
 def moved_by_the_fifth_letter(out: str) -> list[float]:
@@ -96,17 +92,6 @@ def test_without_the_division_the_softmax_saturates(small):
     for d, (variance, _, largest_scaled) in table.items():
         assert variance == pytest.approx(d, rel=0.08) and 0.2 < largest_scaled < 0.27
     assert table[1][1] < 0.27 and table[16][1] > 0.6 and table[256][1] > 0.9
-
-
-def gradient_through_softmax(scores: torch.Tensor) -> torch.Tensor:
-    scores.requires_grad_()
-    (scores.softmax(dim=-1) * torch.randn_like(scores)).sum().backward()
-    return scores.grad.norm(dim=-1).median()
-
-
-def test_a_saturated_softmax_passes_hardly_any_gradient():
-    scores = torch.randn(2000, 256) @ torch.randn(256, 16)
-    assert gradient_through_softmax(scores / 16) > 30 * gradient_through_softmax(scores.clone())
 
 
 @pytest.mark.parametrize("d", [4, 64])
@@ -300,10 +285,6 @@ def test_each_row_is_a_model_with_one_part_more(words_txt, capsys, monkeypatch):
         assert losses[name] == pytest.approx(attention.estimate_loss(model, val_data, 32), abs=1e-4)
     assert losses["three blocks"] == pytest.approx(last, abs=1e-4)
     assert all(torch.equal(state, started[0]) for state in started)  # the same batches for all
-    x = torch.randn(1, 5, 64)
-    (block,) = models["residual, norm: a block"].blocks
-    after = x + block.attention(block.ln_1(x))
-    torch.testing.assert_close(block(x), after + block.feed_forward(block.ln_2(after)))
     kinds = [[type(layer) for layer in model.blocks] for model in models.values()]
     assert kinds == [[], [Attention], [Attention], [Attention, nn.Sequential], [Block], [Block] * 3]
     assert [models[name].blocks[0].nh for name in PARTS[1:4]] == [1, 4, 4]

@@ -56,13 +56,6 @@ def test_depth_and_width_compute_a_parity_that_no_linear_function_does(bits):
     assert torch.allclose(best, torch.tensor(0.5), atol=1e-5)
 
 
-def test_no_line_separates_xor():
-    inputs = np.array([[a, b, 1.0] for a, b in product((0, 1), repeat=2)])
-    weights = np.random.default_rng(0).normal(size=(20_000, 3))
-    right = ((inputs @ weights.T > 0) == np.array([0, 1, 1, 0])[:, None]).sum(axis=0)
-    assert right.max() == 3
-
-
 # ----------------------------------------------------------------------------- double descent
 
 

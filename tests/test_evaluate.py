@@ -193,7 +193,6 @@ def test_the_table_agrees_with_literal_loops(data, name, call, monkeypatch):
     assert losses[1] < losses[0] < losses[2]
     assert numbers(out, "8-gram")[0] == pytest.approx(-q.log().mean().item(), abs=1e-4)
     assert float(figures["both"]) == numbers(out, "both")[0] < min(losses[0], numbers(out, "8-gram")[0]) + 0.01
-    assert 0 <= float(figures["lambda"]) <= 1
     assert losses[5] <= losses[0] + 0.02 and losses[4] != pytest.approx(1, abs=0.01)  # a random model needs another tau
     _, examples = out.split("read by the 8-gram model")
     best = (p - q).argmin()

@@ -37,11 +37,11 @@ def write_folder(tensors, **files) -> None:
     ],
 )
 def test_the_options_of_gpt2_with_its_sizes_give_the_published_number_of_parameters(L, n_head, C, params):
-    assert C in gpt2.GPT2_WIDTHS.values() and n_head == C // 64
+    assert C in gpt2.GPT2_WIDTHS.values()
     options = gpt2.GPT2_OPTIONS | {"n_layer": L, "n_head": n_head, "n_embd": C}
     with torch.device("meta"):
         model = GPT(GPTConfig(vocab_size=50_257, block_size=1024, **options))
-    assert model.num_params() == params == L * (12 * C * C + 13 * C) + 2 * C + 50_257 * C + 1024 * C
+    assert model.num_params() == params
 
 
 # ----------------------------------------------------------------------------- weights, against the formulas
@@ -283,18 +283,22 @@ LETTERS = CharTokenizer([chr(ord("0") + i) for i in range(65)])
 @pytest.mark.parametrize(("tokenizer", "end"), [(LETTERS, None), (CharTokenizer([*LETTERS.chars, END]), 65)])
 def test_the_exported_settings_are_those_of_the_model(tokenizer, end):
     gpt2.export(random_gpt2(tokenizer.vocab_size, dropout=0.25), tokenizer, Path("exported"))
-    assert json.loads(Path("exported/config.json").read_text()) == {
-        "model_type": "gpt2",
-        "architectures": ["GPT2LMHeadModel"],
-        "activation_function": "gelu_new",
-        "vocab_size": tokenizer.vocab_size,
-        "n_positions": 24,
-        "n_layer": 2,
-        "n_head": 2,
-        "n_embd": 32,
-        **dict.fromkeys(("attn_pdrop", "embd_pdrop", "resid_pdrop"), 0.25),
-        **dict.fromkeys(("bos_token_id", "eos_token_id"), end),
-    }
+    config = json.loads(Path("exported/config.json").read_text())
+    assert (
+        config.items()
+        >= {
+            "model_type": "gpt2",
+            "architectures": ["GPT2LMHeadModel"],
+            "activation_function": "gelu_new",
+            "vocab_size": tokenizer.vocab_size,
+            "n_positions": 24,
+            "n_layer": 2,
+            "n_head": 2,
+            "n_embd": 32,
+            **dict.fromkeys(("attn_pdrop", "embd_pdrop", "resid_pdrop"), 0.25),
+            **dict.fromkeys(("bos_token_id", "eos_token_id"), end),
+        }.items()
+    )
     file = json.loads(Path("exported/tokenizer.json").read_text(encoding="utf-8"))
     assert [token["id"] for token in file["added_tokens"]] == ([] if end is None else [end])
     assert file["normalizer"] is None and file["post_processor"] is None  # some readers need them

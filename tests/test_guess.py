@@ -151,12 +151,6 @@ def test_what_cannot_be_played_is_refused(fails, monkeypatch):
     assert "there are 29 letters, too few for a result; guess 30 or more" in fails(guess, "--dataset=many")
 
 
-def test_the_table_of_the_tour_is_printed(call, monkeypatch, names):
-    type_lines([""] * 60, monkeypatch)
-    table = call(guess)[1].partition("         right at once")[2].partition("entropy:")[0]
-    assert f"         right at once{table}```" in (ROOT / "docs" / "tour.md").read_text(encoding="utf-8")
-
-
 @pytest.mark.slow
 def test_as_a_user_plays_it():
     process = start(ROOT / "lessons/guess.py", "--dataset=many", stdin=-1)

@@ -28,7 +28,7 @@ def imports(name: str) -> set[str]:
 
 
 def modules(nodes: Iterable[ast.AST]) -> set[str]:
-    """The modules that these nodes import: "model", or "lessons.kit"."""
+    """The modules that these nodes import: "model", or "lessons.bpe"."""
     names = set()
     for node in nodes:
         if isinstance(node, ast.Import):

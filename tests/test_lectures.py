@@ -1778,8 +1778,9 @@ def test_the_script_shows_each_example_with_its_code(monkeypatch, capsys):
     listed = re.findall(r"[\w.-]+", "".join(re.findall(r"^    .*\n", run_script(), flags=re.MULTILINE)))
     assert sorted(listed) == sorted(EXAMPLES)
     for name in EXAMPLES:
-        ast.parse(code_of(name))
-        assert code_of(name).count("example(") == 1 and f'"{name}"' in code_of(name)
+        code = code_of(name)
+        ast.parse(code)
+        assert code.count("example(") == 1 and f'"{name}"' in code
     out = run_script("k-D", "pe-5")
     shown = ("# twice the data: 6.4 % less", "PE = {", "lambda: positions.sinusoid_table(6, 8)[5]")
     assert all(part in out for part in shown)

@@ -252,4 +252,5 @@ def test_it_draws_a_graph_whose_gradient_is_a_sum(tour):
 def test_the_network_learns(tour):
     losses = [float(loss) for loss in re.findall(r"^    step +\d+    loss (\S+)$", tour, re.M)]
     assert losses == sorted(losses, reverse=True) and losses[-1] < 0.05 < 0.5 < losses[0]
-    assert float(result(tour)["val"]) < 0.15 < float(result(rung("micrograd.py", "--steps=1").out)["val"])
+    val = float(result(tour)["val"])  # on new points: higher than on those that it learned from
+    assert losses[-1] < val < 0.15 < float(result(rung("micrograd.py", "--steps=1").out)["val"])

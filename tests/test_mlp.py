@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
-from conftest import LIST, refused, result, rung
+from conftest import LIST, result, rung
 
 
 @pytest.fixture(scope="module")
@@ -430,12 +430,9 @@ def test_the_numbers_follow_from_the_seed(small, words_txt):
 
 
 def test_the_smallest_network_runs(words_txt):
-    """... and smaller ones do not."""
     ones = ["--block_size=1", "--n_hidden=1", "--n_layer=1", "--steps=1"]
     run = rung("mlp.py", f"--data={words_txt}", *ones)
     assert math.isfinite(float(result(run.out)["val"]))
-    for option in ones:
-        assert "must be 1 or more" in refused("mlp.py", option.replace("1", "0"))
 
 
 @pytest.mark.slow

@@ -203,6 +203,11 @@ def test_the_losses_of_names(call, monkeypatch):
     assert [row[-1] for row in rows] == [2.8210, 2.4530, 2.2189, 2.0614, 1.9924, 1.9832]
 
 
+def test_a_discount_is_a_number_from_0_to_1(words_txt):
+    for discount in (0, 1):
+        assert float(result(rung("ngram.py", f"--data={words_txt}", "--n=3", f"--discount={discount}").out)["val"]) > 0
+
+
 def test_the_words_that_it_invents_are_those_of_the_seed(words_txt):
     def run(*options: str) -> tuple[list[str], str]:
         out = rung("ngram.py", f"--data={words_txt}", "--n=5", *options).out

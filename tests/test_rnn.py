@@ -98,7 +98,6 @@ class Halving(nn.Module):
 def test_the_gradient_of_the_text_halves_with_each_letter():
     norms = rnn.gradient_norms(Halving(), torch.tensor([[0, 1, 1, 0]]), torch.tensor([[1, 1, 0, 0]]))
     torch.testing.assert_close(norms / norms[0], torch.tensor([1, 0.5, 0.25]))
-    assert 0.5**20 < 1e-6
 
 
 def test_untrained_gradients_vanish_explode_or_last(names):
