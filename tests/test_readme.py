@@ -3,7 +3,9 @@ And the commands in the docstrings of the files and in the comments of config/."
 
 import argparse
 import ast
+import csv
 import importlib
+import json
 import math
 import os
 import re
@@ -214,6 +216,21 @@ def test_games_of_chess_become_a_move_list_each_as_the_howto_says():
     data = prepare_data.load("games")
     documents = [document for split in data.splits for document in data.documents(split)]
     assert sorted(documents) == sorted(f"1. e4 e5 2. Nf3 {{[%clk {i}]}} 1-0" for i in range(20))
+
+
+@pytest.mark.parametrize(("kind", "first"), [("json", "stories"), ("csv", "poems")])
+def test_a_file_of_documents_is_made_of_a_table_as_the_howto_says(kind, first):
+    texts = ["a fox,\nand a hen", 'he said "no"', *"abcdefgh"]
+    with open("stories.jsonl", "w", encoding="utf-8") as file:
+        for text in texts:
+            print(json.dumps({"text": text, "year": 2026}), file=file)
+    with open("poems.csv", "w", encoding="utf-8-sig", newline="") as file:  # as Excel saves it
+        csv.writer(file).writerows([["text", "year"], *([text, 2026] for text in texts)])
+    (text,) = [text for language, text in BLOCKS if language == "py" and f"import {kind}\n\n" in text]
+    exec(compile(text, "docs/howto.md", "exec"), {})
+    prepare_data.prepare(f"{first}.txt", documents="***")
+    data = prepare_data.load(first)
+    assert sorted(text for split in data.splits for text in data.documents(split)) == sorted(texts)
 
 
 def test_a_text_is_encoded_for_a_run_as_the_howto_says(fails):
