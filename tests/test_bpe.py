@@ -141,6 +141,7 @@ def test_the_script_shows_the_lectures_example_and_that_all_ways_agree(call, mon
         "5 tokens: aaab d aaab a c (new: aaab, id 258)",
         "ids [258, 100, 258, 97, 99] are aaabdaaabac",
     ]
+    assert "182 bytes become 54 tokens" in out
     for name, broken, comparison in (
         ("decode", lambda some, ids: decode(some, ids).upper(), "decoded, it is the same text"),
         ("bpe_tokenizer", lambda ids: CharTokenizer(sorted(set(bpe.PARAGRAPH))), "tiktoken encodes the same"),

@@ -1,5 +1,6 @@
 """The two lists of what to install, for pip and for uv, name the same versions."""
 
+import re
 import tomllib
 
 import pytest
@@ -20,6 +21,14 @@ def test_uv_and_pip_install_the_same_versions(group):
     uv = [*PROJECT["project"]["dependencies"], *GROUPS[group]]
     assert {Requirement(line) for line in uv} == listed("requirements.txt")
     assert {Requirement(line) for line in GROUPS["dev"]} == listed("requirements-dev.txt")
+
+
+def test_the_howto_names_the_same_versions():
+    page = (ROOT / "docs" / "howto.md").read_text(encoding="utf-8")
+    named = re.findall(r"\b(torch|numpy|requests|tiktoken)==([\d.]+)", page)
+    assert named
+    for name, version in named:
+        assert any(line.name == name and version in line.specifier for line in listed("requirements.txt")), name
 
 
 @pytest.mark.parametrize("python", ["3.11", "3.12", "3.13", "3.14", "3.15"])

@@ -64,6 +64,8 @@ def commands() -> list[str]:
     """Each command in a block or in a line of text, once, without the comments."""
     lines = [line for kind, text in BLOCKS if kind == "sh" for line in text.splitlines()]
     lines += [" ".join(words.split()) for words in re.findall(COMMAND, TEXT)]
+    changes = [row["replaced by"].strip("`") for row in tables(section(RESULTS, "Ablations"))]
+    lines += [f"python train.py config/shakespeare_cpu.toml {options}" for options in changes]
     for module in FILES.values():
         lines += re.findall(r"^    ((?:python|torchrun) .*)", module.__doc__ or "", flags=re.M)
     for path in sorted(ROOT.glob("config/*.toml")):
@@ -286,7 +288,10 @@ def test_the_worked_examples_that_pages_name_are_there():
     ids = set()
     for row in tables((ROOT / "docs/teach.md").read_text(encoding="utf-8")):
         ids |= set(re.findall(r"`([^`]+)`", row.get("worked examples", "")))
+        tasks = set(re.findall(r"`(\w+)`", row.get("homework", "")))
+        assert tasks <= FILES["lessons/check.py"].TASKS.keys()
     assert ids
+    ids |= set(re.findall(r"test_lectures\.py ([\w-]+)", TEXT))
     for row in tables((ROOT / "docs/slips.md").read_text(encoding="utf-8")):
         for name in re.findall(r"`([^`]+)`", row["test"]):
             if name.startswith("tests/"):
@@ -327,7 +332,8 @@ def test_the_workflow_runs_the_two_commands_of_the_readme():
 
 # ----------------------------------------------------------------------------- the first table
 
-FIRST_TABLE = [row for row in tables(README) if row.get("loss")]
+FIRST_TABLE = tables(README[: README.index("\n## ")])
+NAMES = tables(section(RESULTS, "Names"))
 TRAINED = ("`python train.py`", "`python lessons/rnn.py`")
 
 
@@ -336,13 +342,30 @@ def command_of(row: dict[str, str]) -> str:
 
 
 def test_the_first_table_is_made_of_rows_of_the_results():
-    losses = {row["command"]: row["val"] for row in tables(section(RESULTS, "Names"))}
+    known = {row["command"]: (row["val"], row["perplexity"], row["seconds"]) for row in NAMES}
     for row in FIRST_TABLE:
-        assert losses[row["command"]].startswith(row["loss"])
-        rounding = 0.005 + 0.0005 * math.exp(float(row["loss"]))
-        assert float(row["perplexity"]) == pytest.approx(math.exp(float(row["loss"])), rel=0, abs=rounding)
+        assert known[row["command"]] == (row["loss"], row["perplexity"], row["seconds"])
+    assert {"`python bigram.py`", "`python ngram.py`", *TRAINED} <= {row["command"] for row in FIRST_TABLE}
+    (shown,) = [text for kind, text in BLOCKS if kind == "text" and "result: model=gpt" in text]
+    assert f"{float(result(shown)['val']):.3f}" == known["`python train.py`"][0]
     column = [float(row["loss"]) for row in FIRST_TABLE]
     assert column == sorted(column, reverse=True)
+
+
+@pytest.mark.parametrize("row", NAMES, ids=command_of)
+def test_the_numbers_of_a_row_agree(row):
+    """A token is a letter of one byte here, so bits per byte are bits per token."""
+    val = float(row["val"])
+    assert float(row["perplexity"]) == pytest.approx(math.exp(val), rel=0, abs=0.005 + 0.0005 * math.exp(val))
+    assert float(row["bits per byte"]) == pytest.approx(val / math.log(2), abs=0.0015)
+
+
+def test_a_mean_is_within_its_range():
+    triples = re.findall(r"(?<![\d.])(\d[\d.]*)(?: %)? \((\d[\d.]*) to (\d[\d.]*)\)", RESULTS)
+    assert triples
+    for triple in triples:
+        mean, low, high = map(float, triple)
+        assert low <= mean <= high, triple
 
 
 @pytest.mark.slow
@@ -379,35 +402,39 @@ def test_tables_are_whole(path):
     tables(PAGES[path])  # zip(strict=True): each row has as many cells as the heading
 
 
-@pytest.mark.parametrize("path", PAGES, ids=lambda path: path.name)
+@pytest.mark.parametrize(
+    "path", [*PAGES, ROOT / "findings" / "README.md"], ids=lambda path: str(path.relative_to(ROOT))
+)
 def test_links_and_plots_lead_somewhere(path):
-    assert len(set(slugs(PAGES[path]))) == len(slugs(PAGES[path]))  # else the anchor of a later one has a number
-    targets = re.findall(r"\]\(\s*([^)]+)\)|src=\"([^\"]+)\"", PAGES[path])
+    page = path.read_text(encoding="utf-8")
+    assert len(set(slugs(page))) == len(slugs(page))  # else the anchor of a later one has a number
+    targets = re.findall(r"\]\(\s*([^)]+)\)|src=\"([^\"]+)\"", page)
     for target in map("".join, targets):
         if target.startswith("https://"):
             continue
         file, _, anchor = target.partition("#")
         leads_to = (path.parent / file).resolve() if file else path
         assert leads_to.is_file(), target
-        assert not anchor or anchor in slugs(PAGES[leads_to]), target
+        assert not anchor or anchor in slugs(leads_to.read_text(encoding="utf-8")), target
 
 
 def test_the_places_to_change_are_there():
     text = section(PAGES[ROOT / "docs" / "howto.md"], "Change a part")
-    rows = re.findall(r"^\| .* \| (`[\w/]+\.py`: .*) \|$", text, flags=re.M)
+    rows = tables(text)
     assert rows
     for row in rows:
-        words, module = re.findall(r"`([\w./]+)`", row), None
-        for word in words:
+        module = None
+        for word in re.findall(r"`([\w./]+)`", row["place"]):
             if word in FILES:
                 module = FILES[word]
-            else:
+            elif word != "Options" or module:  # of any script
                 place(module, word)
+        assert module, row
 
 
 def test_files_that_it_names_are_there():
     for name in re.findall(r"`((?:config|tests|assets|docs|lessons)/[\w./]+)`", TEXT):
         assert (ROOT / name).exists(), name
-    others = {"mine.py", "out/points.py", "random.py", "gpt.py", "train_shakespeare_char.py"}  # not of this project
+    others = {"mine.py", "out/points.py", "random.py"}  # not of this project
     for name in set(re.findall(r"`([\w/]+\.py)`", TEXT)) - others:
         assert (ROOT / name).exists() or (ROOT / "lessons" / name).exists(), name

@@ -704,6 +704,7 @@ def test_a_config_of_the_repository_makes_a_model(name, config_of):
     with torch.device("meta"):
         n = GPT(config).num_params()
     assert config.out_dir.startswith(f"out/{name}")
+    assert config.dataset.split("_")[0] in prepare_data.SOURCES or (ROOT / "data" / config.dataset).exists()  # a fork's
     assert name not in ("gpt2", "finetune_shakespeare") or n == 124_439_808
     block = 2 * 2 * 32 + 4 * (32 * 32 + 32) + 2 * 4 * 32 * 32 + 4 * 32 + 32
     assert name != "lecture" or n == 2 * 65 * 32 + 8 * 32 + 3 * block + 2 * 32
