@@ -75,6 +75,15 @@ def test_the_same_seed_writes_the_same_text(call):
     assert greedy == written(call, "tiny", "--top_k=1") == written(call, "tiny", "--top_p=0.00001")
 
 
+def test_a_long_text_appears_as_it_is_written(call, monkeypatch):
+    flushed = []
+    monkeypatch.setattr(sys.stdout, "flush", lambda: flushed.append(True))
+    for n in (5, 20):
+        flushed.clear()
+        written(call, "tiny", "--prompt=the", f"--max_new_tokens={n}")
+        assert len(flushed) >= n
+
+
 def counted(monkeypatch) -> list[tuple[int, int]]:
     """A list of the rows and columns of the tokens that each call of GPT.stream() yields."""
     shapes, stream = [], GPT.stream
