@@ -1,20 +1,23 @@
 """How good is a GPT, and what does counting still know?
 
-    python lessons/evaluate.py                          # the newest run of train.py, beside an 8-gram model: seconds
+    python lessons/evaluate.py                          # the newest run of train.py, beside an n-gram model: seconds
     python lessons/evaluate.py out/names --split=test   # a run that you name, on its test split
     python lessons/evaluate.py --plot                   # also draw its losses in training: loss.png, in its folder
 
-Read ngram.py and train.py before. The table has a row for the GPT, for a Kneser-Ney 8-gram model of the same training
+Read ngram.py and train.py before. The table has a row for the GPT, for a Kneser-Ney n-gram model of the same training
 split, and for both: a mixture of the two, which make different mistakes (Jelinek, Mercer 1980):
 
-    p = lambda p_GPT + (1 - lambda) p_8-gram
+    p = lambda p_GPT + (1 - lambda) p_n-gram
+
+How long a context counting needs depends on the text: 5 letters for names, 15 for games of chess. So n is the order
+for which the first nine tenths of train predict the last one best.
 
     from, to       95 % interval: where the loss would be on other documents of the same kind (bootstrap, Efron 1979)
     ECE            of the tokens predicted with confidence 0.7, are 70 % right? 0: always as many (Guo et al. 2017)
     tau, at tau    the best temperature (above 1: the model was too confident), and the loss with it
 
 Lambda and tau are fitted on one half of the documents, measured on the other, and the other way round. Neither model
-reads beyond the document, or the window of a text without documents. And are the samples of the GPT new?
+reads beyond the document or window. And are the samples of the GPT new?
 """
 
 import sys
@@ -23,11 +26,11 @@ from pathlib import Path
 sys.path.insert(1, str(Path(__file__).parents[1]))  # the files of the root
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from common import UserError, load_checkpoint, load_model, parse, run
-from ngram import LONGEST, count_contexts, grams_of, kneser_ney
+from ngram import LONGEST, count_letters, grams_of, kneser_ney
 from prepare_data import load
 from sample import newest_run
 from train import cut_windows, get_batch
@@ -38,10 +41,10 @@ import torch.nn.functional as F
 
 BINS = 15  # bins of confidence, of equal width, from probability 0 to 1
 STRETCHES = 100  # parts of a text without documents: each counts as one
-CONTEXT = 7  # tokens that the n-gram model reads: an 8-gram without the last one
+ORDERS = (2, 3, 4, 6, 8, 12, 16, 24)  # of the n-gram models to choose from
 DISCOUNT = 0.85  # Kneser-Ney smoothing subtracts it from each count
-UNSEEN = "\uffff"  # what an n-gram model reads before a window that begins within a document
-MAX_VOCAB = 256  # because the n-gram model computes the probability of each token at each place
+UNSEEN = "\U0010ffff"  # what an n-gram model reads before a window that begins within a document
+MAX_VOCAB = 256  # with more tokens, not every token gets a probability at each place, only the one that came
 
 # Shapes: N predicted tokens, V tokens in the vocabulary, G documents. log_p (N, V) are log-probabilities, targets (N,)
 # the tokens that came, document (N,) the number of the document that each is from, 0 to G - 1.
@@ -52,6 +55,7 @@ class Options:
     init_from: str = ""  # a run, such as out/names, or a checkpoint; by default the newest run in out/
     dataset: str = ""  # a dataset with the same tokens; by default that of the run
     split: Literal["val", "test"] = "val"  # the part of the dataset
+    order: int = 0  # of the n-gram model; 0: chosen on the last tenth of train
     eval_tokens: int = 40_000  # evaluate on about this many tokens, evenly spaced; 0: all
     num_samples: int = 1000  # samples to look up among the documents of train, if it has documents
     plot: bool = False  # draw the losses of the run in training
@@ -135,53 +139,133 @@ def calibration_error(confidence, right):
     return np.abs(gaps).sum() / len(confidence)
 
 
-# ----------------------------------------------------------------------------- the predictions
-# ngram.py counts letters in strings, so token i becomes chr(i). The dot is the separator, or "" if there is none.
+# ----------------------------------------------------------------------------- the predictions of the GPT
 
 
 @torch.no_grad()
 def predict(model, tokens, windows):
-    """The probabilities p (N, V) by a GPT, and targets (N,), in windows (n, 2) from train.cut_windows()."""
-    p = []
+    """The targets (N,) of windows (n, 2) from train.cut_windows(), their probabilities p_true (N,) by a GPT, and all
+    probabilities p (N, V), or None if V is above MAX_VOCAB."""
+    V = model.config.vocab_size
+    n = max(2**26 // (V * model.config.block_size), 1)  # windows at a time: up to 2^26 logits
     targets = []
-    for i in range(0, len(windows), 64):
-        x, y = get_batch(tokens, windows[i : i + 64], model.device)  # (64, T) each
+    p_true = []
+    p = []
+    for part in np.split(windows, range(n, len(windows), n)):
+        x, y = get_batch(tokens, part, model.device)  # (n, T) each
         logits, _ = model(x)
         is_target = y >= 0  # -1 fills up short windows
-        p.append(logits[is_target].double().softmax(dim=1))
+        log_p = logits[is_target].double().log_softmax(dim=1)
         targets.append(y[is_target])
-    return torch.cat(p), torch.cat(targets)
+        p_true.append(log_p.gather(1, targets[-1][:, None])[:, 0].exp())
+        if V <= MAX_VOCAB:
+            p.append(log_p.exp())
+    return torch.cat(targets), torch.cat(p_true), torch.cat(p) if p else None
 
 
-def contexts_of(tokens, windows, dot):
-    """What an n-gram model reads before each of the N targets of windows: strings of CONTEXT letters."""
-    contexts = []
-    for start, stop in windows:
-        text = "".join(map(chr, tokens[start:stop]))
-        before = dot if text[0] == dot else UNSEEN
-        padded = (CONTEXT - 1) * before + text
-        for i in range(len(text)):
-            contexts.append(padded[i : i + CONTEXT])  # up to text[i], the token before the target
-    return contexts
+# ----------------------------------------------------------------------------- the predictions of an n-gram model
+# ngram.py counts letters in strings, so token i becomes chr(i). The dot is the separator, or "" if there is none.
 
 
-def count(data, contexts, dot):
-    """The probabilities (N, V) after N contexts by the n-gram model of the training split."""
-    tokens = data.splits["train"]
-    if len(tokens) > LONGEST:
-        print(f"only the first {LONGEST:,} of {len(tokens):,} tokens of train are counted")
-    text = "".join(map(chr, tokens[:LONGEST]))
+def count(tokens, grams, orders, dot):
+    """{n: tables} for n-gram models of several orders. The tables are those of ngram.count_contexts() for the documents
+    in tokens (or the whole text), without the contexts that grams do not have: those of 24 letters would fill the
+    memory."""
+    text = "".join(map(chr, tokens))
     texts = [text]
     if dot:
         # Nothing is before the first separator, and the last document may be cut off. It counts if it is the only one
         texts = text.split(dot)[1:-1] or [text[1:]]
-    tables = count_contexts(grams_of(texts, CONTEXT + 1, dot))
-    letters = [chr(i) for i in range(data.tokenizer.vocab_size)]
+    counted = grams_of(texts, max(orders), dot)
+    tables = {}
+    shorter = []
+    for k in range(max(orders)):  # contexts of k letters
+        wanted = {gram[-k - 1 : -1] for gram in grams}
+        counted = [gram for gram in counted if gram[-k - 1 : -1] in wanted]
+        if k + 1 in orders:
+            tables[k + 1] = [*shorter, count_letters(gram[-k - 1 :] for gram in counted)]
+        different = {gram[-k - 2 :] for gram in counted}  # with the letter before the context
+        shorter.append(count_letters(gram[1:] for gram in different))
+    return tables
+
+
+def grams_of_targets(tokens, windows, n, dot):
+    """The n-grams that end in the N targets of windows."""
+    texts = []
+    for start, stop in windows:
+        text = "".join(map(chr, tokens[start : stop + 1]))
+        before = dot if text[0] == dot else UNSEEN
+        padded = (n - 1) * before + text
+        texts.append(padded[1:])  # the first token is no target
+    return grams_of(texts, n, dot="")
+
+
+def probability(gram, tables, V, dot):
+    """The probability of the last letter of a gram, by the formula of ngram.kneser_ney(), which returns those of all V
+    letters."""
+    p = 1 / V
+    for k, table in enumerate(tables):
+        context = gram[-k - 1 : -1]
+        if context not in table:
+            continue
+        if 0 < k < len(tables) - 1 and context[0] == dot:
+            continue
+        followers = table[context]
+        discounted = max(followers.get(gram[-1], 0) - DISCOUNT, 0)
+        p = (discounted + DISCOUNT * len(followers) * p) / sum(followers.values())
+    return p
+
+
+def probabilities(grams, tables, V, dot):
+    """The probabilities (N,) of the last letters of N grams."""
+    p = [probability(gram, tables, V, dot) for gram in grams]
+    return torch.tensor(p, dtype=torch.float64)
+
+
+def choose_order(data, config, dot):
+    """The order for which the first nine tenths of train predict the last one best."""
+    tokens = data.splits["train"][:LONGEST]
+    cut = len(tokens) * 9 // 10
+    last = tokens[cut:]
+    if dot and np.sum(last == data.separator) < 2:
+        raise UserError("the documents of train are too few to choose the order of counts; give it, as --order=6")
+    held_out = replace(data, splits={"train": last})
+    windows = cut_windows(held_out, "train", config, 10_000)
+    grams = grams_of_targets(last, windows, max(ORDERS), dot)
+    tables = count(tokens[:cut], grams, ORDERS, dot)
+    losses = {}
+    print("order of counts, loss of the last tenth of train:", end="")
+    for n in ORDERS:
+        p = probabilities(grams, tables[n], config.vocab_size, dot)
+        losses[n] = -p.log().mean().item()
+        print(f"  {n} {losses[n]:.3f}", end="")
+    print()
+    return min(losses, key=losses.get)
+
+
+def predict_by_counts(data, config, tokens, windows, order):
+    """Choose the order n of the n-gram model of the training split, unless it is given. Returns the n-grams that end in
+    the N targets of windows, and their probabilities q_true (N,) and q (N, V), or None, as predict() for the GPT."""
+    V = config.vocab_size
+    dot = "" if data.separator is None else chr(data.separator)
+    train = data.splits["train"]
+    if len(train) > LONGEST:
+        print(f"only the first {LONGEST:,} of {len(train):,} tokens of train are counted")
+    n = order or choose_order(data, config, dot)
+    grams = grams_of_targets(tokens, windows, n, dot)
+    tables = count(train[:LONGEST], grams, [n], dot)[n]
+    q_true = probabilities(grams, tables, V, dot)
+    if V > MAX_VOCAB:
+        print(f"without ECE and tau, which need the probabilities of all {V:,} tokens at each place")
+        return grams, q_true, None
+    letters = [chr(i) for i in range(V)]
+    contexts = [gram[:-1] for gram in grams]
     after = {}  # most contexts come again
     for context in set(contexts):
         P = kneser_ney(context, tables, letters, DISCOUNT, dot)
         after[context] = list(P.values())
-    return torch.tensor([after[context] for context in contexts], dtype=torch.float64)
+    rows = [after[context] for context in contexts]
+    return grams, q_true, torch.tensor(rows, dtype=torch.float64)
 
 
 def documents_of(tokens, windows, separator):
@@ -207,8 +291,6 @@ def open_run(options):
     path = Path(name) if Path(name).exists() else Path("out", name)
     folder = path if path.is_dir() else path.parent
     model, tokenizer = load_model(checkpoint)
-    if tokenizer.vocab_size > MAX_VOCAB:
-        raise UserError(f"the model has more than {MAX_VOCAB} tokens, too many to count; use a model of characters")
     data = load(options.dataset or checkpoint.get("dataset", "names"))
     if tokenizer.fields != data.tokenizer.fields:
         raise UserError(f"{data.name} has other tokens than the model; prepare it with the same --tokenizer")
@@ -219,31 +301,35 @@ def open_run(options):
     return model, data, folder
 
 
-def print_row(name, p, targets, document):
-    """Print a row of the table, for the probabilities p (N, V) by a model. Returns its loss."""
-    log_p = p.log()
-    losses = F.nll_loss(log_p, targets, reduction="none")
-    loss = losses.mean()
-    low, high = bootstrap(losses, document)
-    highest, token = p.max(dim=1)
-    error = calibration_error(highest.numpy(), (token == targets).numpy())
-    tau = fit_on_other_half(fit_temperature, document, log_p, targets)
-    at_tau = F.cross_entropy(log_p / tau[:, None], targets)  # log_p can serve as logits: softmax(log p) = p
-    print(f"{name:6}", *[f"{cell:9.4f}" for cell in (loss, low, high, error, tau.mean(), at_tau)])
-    return loss
+def print_row(name, p_true, document, targets, p):
+    """Print a row of the table, for the probabilities p_true (N,) that a model gives to the targets, and p (N, V), or
+    None, that it gives to all tokens. Returns its loss."""
+    losses = -p_true.log()
+    cells = [losses.mean(), *bootstrap(losses, document)]
+    if p is not None:
+        log_p = p.log()
+        highest, token = p.max(dim=1)
+        error = calibration_error(highest.numpy(), (token == targets).numpy())
+        tau = fit_on_other_half(fit_temperature, document, log_p, targets)
+        at_tau = F.cross_entropy(log_p / tau[:, None], targets)  # log_p can serve as logits: softmax(log p) = p
+        cells += [error, tau.mean(), at_tau]
+    print(f"{name:7}", *[f"{cell:9.4f}" for cell in cells])
+    return cells[0]
 
 
-def print_examples(p, q, contexts, targets, tokenizer):
-    """Print five places where the 8-gram model gives a much higher probability. p, q (N,): the probabilities of the
+def print_examples(p, q, grams, data):
+    """Print five places where the n-gram model gives a much higher probability. p, q (N,): the probabilities of the
     tokens that came."""
-    print("\nread by the 8-gram model  next    p GPT  p 8-gram")
+    print("\nread by the n-gram model  next    p GPT  p n-gram")
     shown = set()
     for i in (p - q).argsort()[:100]:
-        context = contexts[i].lstrip(UNSEEN)
-        before = tokenizer.decode([ord(token) for token in context])
+        ids = [ord(letter) for letter in grams[i].lstrip(UNSEEN)]
+        while ids[:2] == 2 * [data.separator]:  # many separators stand for a start
+            del ids[0]
+        before = data.tokenizer.decode(ids[:-1])
         if before not in shown and len(shown) < 5:
             shown.add(before)
-            after = tokenizer.decode([targets[i]])
+            after = data.tokenizer.decode(ids[-1:])
             print(f"{before!r:25} {after!r:6} {p[i]:6.3f} {q[i]:9.3f}")
 
 
@@ -284,27 +370,24 @@ def main():
     options = parse(Options, __doc__, "init_from")
     model, data, folder = open_run(options)
     tokens = data.splits[options.split]
-    dot = "" if data.separator is None else chr(data.separator)
     windows = cut_windows(data, options.split, model.config, options.eval_tokens or np.inf)
     document = documents_of(tokens, windows, data.separator)
-    contexts = contexts_of(tokens, windows, dot)
-    q = count(data, contexts, dot)
-    p, targets = predict(model, tokens, windows)
-    each = torch.arange(len(targets))
-    p_true = p[each, targets]
-    q_true = q[each, targets]
-    weight = fit_on_other_half(fit_lambda, document, p_true, q_true)[:, None]
-    both = weight * p + (1 - weight) * q
-    print("            loss      from        to       ECE       tau    at tau")
-    loss = print_row("GPT", p, targets, document)
-    print_row("8-gram", q, targets, document)
-    mixed = print_row("both", both, targets, document)
-    print_examples(p_true, q_true, contexts, targets, data.tokenizer)
-    if dot and options.num_samples:
+    targets, p_true, p = predict(model, tokens, windows)
+    grams, q_true, q = predict_by_counts(data, model.config, tokens, windows, options.order)
+    n = len(grams[0])
+    weight = fit_on_other_half(fit_lambda, document, p_true, q_true)
+    both_true = torch.lerp(q_true, p_true, weight)  # weight p + (1 - weight) q
+    both = None if p is None else torch.lerp(q, p, weight[:, None])
+    print("             loss      from        to       ECE       tau    at tau")
+    loss = print_row("GPT", p_true, document, targets, p)
+    print_row(f"{n}-gram", q_true, document, targets, q)
+    mixed = print_row("both", both_true, document, targets, both)
+    print_examples(p_true, q_true, grams, data)
+    if data.separator is not None and options.num_samples:
         print_copies(model, data, options)
     if options.plot:
         draw_losses(folder)
-    losses = f"{options.split}={loss:.4f} both={mixed:.4f} lambda={weight.mean():.4f}"
+    losses = f"{options.split}={loss:.4f} both={mixed:.4f} order={n} lambda={weight.mean():.4f}"
     print(f"result: model=gpt dataset={data.name} params={model.num_params()} {losses}")
 
 

@@ -8,17 +8,20 @@ from lessons import evaluate
 from lessons.evaluate import (
     bootstrap,
     calibration_error,
-    contexts_of,
+    choose_order,
     count,
     documents_of,
     fit_lambda,
     fit_on_other_half,
     fit_temperature,
+    grams_of_targets,
     predict,
+    predict_by_counts,
+    probability,
 )
 from model import GPT, GPTConfig
 from ngram import count_contexts, grams_of, kneser_ney
-from prepare_data import load
+from prepare_data import Dataset, load
 from train import cut_windows
 
 import numpy as np
@@ -144,34 +147,74 @@ def test_both_models_read_the_same_tokens(data, name, block_size):
     model = make_run(name, block_size)
     tokens = data.splits["val"]
     windows = cut_windows(data, "val", model.config)
-    p, targets = predict(model, tokens, windows)
-    dot = "" if data.separator is None else chr(data.separator)
-    contexts = contexts_of(tokens, windows, dot)
-    q = count(data, contexts, dot)
+    targets, p_true, p = predict(model, tokens, windows)
+    grams, q_true, q = predict_by_counts(data, model.config, tokens, windows, 8)
     documents = documents_of(tokens, windows, data.separator)
     assert targets.tolist() == tokens[1:].tolist()  # each token except the first, once
-    assert len(contexts) == len(documents) == len(targets)
+    assert [ord(gram[-1]) for gram in grams] == targets.tolist()
+    assert len(documents) == len(targets)
 
     letters = data.tokenizer.chars
     text = data.tokenizer.decode(tokens.tolist())
-    newline = "\n" if dot else ""
-    trained_on = data.documents("train") if dot else [data.tokenizer.decode(data.splits["train"].tolist())]
+    newline = "" if data.separator is None else "\n"
+    trained_on = [data.tokenizer.decode(data.splits["train"].tolist())]
+    if newline:
+        trained_on = data.documents("train")
     tables = count_contexts(grams_of(trained_on, 8, newline))
     i = 0
     for start, stop in windows:
         for end in range(start + 1, stop + 1):
             logits, _ = model(torch.tensor(tokens[None, start:end].astype(int)))
             assert torch.allclose(logits[0, -1].softmax(0), p[i].float(), atol=1e-5)
+            assert p_true[i] == p[i, targets[i]]
             read = text[start:end]
             if newline and read[0] == newline:
                 read = 7 * newline + read
             P = kneser_ney(read[-7:], tables, letters, 0.85, newline)
             assert q[i].tolist() == pytest.approx(list(P.values()))
+            assert q_true[i].item() == pytest.approx(q[i, targets[i]].item())
             if newline:
                 assert documents[i] == text[:end].count("\n") - 1
             i += 1
     if not newline:  # equal stretches of the text
         assert documents[0] == 0 and (np.diff(documents) >= 0).all() and documents[-1] == min(100, len(windows)) - 1
+
+
+@pytest.mark.parametrize("dot", ["", "\0"])
+def test_counts_of_several_orders_are_those_of_each_order_alone(dot):
+    """... though only the contexts that are asked for are counted."""
+    rng = np.random.default_rng(0)
+    tokens = rng.choice([0, 1, 2, 3], size=400, p=[0.2, 0.4, 0.3, 0.1])
+    tokens[0] = 0
+    windows = np.array([[0, 9], [9, 30], [100, 130]])
+    grams = grams_of_targets(tokens, windows, 6, dot)
+    tables = count(tokens, grams, (2, 3, 6), dot)
+    text = "".join(map(chr, tokens))
+    for n in (2, 3, 6):
+        texts = text.split(dot)[1:-1] if dot else [text[6 - n :]]  # each order counts the same last letters
+        full = count_contexts(grams_of(texts, n, dot))
+        asked = [{gram[-k - 1 : -1] for gram in grams} for k in range(n)]
+        for k in range(n):
+            assert tables[n][k] == {context: full[k][context] for context in asked[k] if context in full[k]}
+        for gram in grams:
+            P = kneser_ney(gram[-n:-1], full, [chr(i) for i in range(4)], 0.85, dot)
+            assert probability(gram, tables[n], 4, dot) == pytest.approx(P[gram[-1]])
+    assert len(full[5]) > len(tables[6][5]) > 0  # others were not counted
+
+
+@pytest.mark.parametrize(("lag", "noise", "order"), [(1, 0.1, 2), (2, 0.1, 3), (5, 0.1, 6), (0, 1.0, 2)])
+def test_the_order_is_the_length_that_the_text_asks_for(lag, noise, order, capsys):
+    """Each token is the one `lag` before, plus 1, or random: a shorter context says nothing, a longer one no more."""
+    rng = np.random.default_rng(0)
+    tokens = rng.integers(4, size=20_000)
+    for i in range(lag, len(tokens)):
+        if rng.random() > noise:
+            tokens[i] = (tokens[i - lag] + 1) % 4
+    data = Dataset("lag", {"train": tokens}, None, {}, "", None, None)
+    config = GPTConfig(vocab_size=4, block_size=32)
+    assert choose_order(data, config, "") == order
+    losses = [float(cell) for cell in capsys.readouterr().out.split()[11::2]]
+    assert min(losses) == pytest.approx(losses[evaluate.ORDERS.index(order)])
 
 
 # ----------------------------------------------------------------------------- the script
@@ -183,7 +226,7 @@ def test_the_table_agrees_with_literal_loops(data, name, call, monkeypatch):
     given = []
     print_examples = evaluate.print_examples
     monkeypatch.setattr(evaluate, "print_examples", lambda *args: given.extend(args) or print_examples(*args))
-    status, out, err = call(evaluate, "--num_samples=10")
+    status, out, err = call(evaluate, "--num_samples=10", "--order=8")
     assert status == 0, err
     p, q = given[:2]
     figures = result(out)
@@ -194,11 +237,12 @@ def test_the_table_agrees_with_literal_loops(data, name, call, monkeypatch):
     assert numbers(out, "8-gram")[0] == pytest.approx(-q.log().mean().item(), abs=1e-4)
     assert float(figures["both"]) == numbers(out, "both")[0] < min(losses[0], numbers(out, "8-gram")[0]) + 0.01
     assert losses[5] <= losses[0] + 0.02 and losses[4] != pytest.approx(1, abs=0.01)  # a random model needs another tau
-    _, examples = out.split("read by the 8-gram model")
+    _, examples = out.split("read by the n-gram model")
     best = (p - q).argmin()
     assert examples.splitlines()[1].split()[-2:] == [f"{p[best]:.3f}", f"{q[best]:.3f}"]
     assert ("of the GPT's samples" in out) == (name == "list")
-    assert call(evaluate, f"out/{name}", "--num_samples=10")[1].splitlines()[1:] == out.splitlines()[1:]
+    again = call(evaluate, f"out/{name}", "--num_samples=10", "--order=8")[1]
+    assert again.splitlines()[1:] == out.splitlines()[1:]
 
 
 def test_the_losses_of_the_run_are_drawn_on_request(data, call):
@@ -238,7 +282,7 @@ def test_a_split_that_may_not_be_new_to_the_run_is_noted(data, call):
     assert "note: the run was not trained on tiny as it is now" in call(evaluate)[1]
 
 
-def test_what_a_user_can_cause_gives_one_line(data, fails, gpt2_stand_in):
+def test_what_a_user_can_cause_gives_one_line(data, fails, monkeypatch):
     assert "there is no run in out/; start one: python train.py" in fails(evaluate)
     make_run("tiny")
     assert "tiny has no test split" in fails(evaluate, "--split=test")
@@ -248,13 +292,28 @@ def test_what_a_user_can_cause_gives_one_line(data, fails, gpt2_stand_in):
     prepare_data.prepare("docs.txt", documents="lines")  # one of the ten is the validation split
     make_run("docs")
     assert "one document or window" in fails(evaluate, "out/docs")
-    Path("wide.txt").write_text("".join(chr(300 + i) for i in range(257)) * 9, encoding="utf-8")
-    prepare_data.prepare("wide.txt")
-    make_run("wide")
-    assert "more than 256 tokens" in fails(evaluate, "out/wide")
+    make_run("list")
+    monkeypatch.setattr(evaluate, "LONGEST", 30)  # the last tenth has 3 tokens
+    assert "too few to choose the order of counts; give it, as --order=6" in fails(evaluate, "out/list")
+
+
+def test_thousands_of_tokens_have_losses_and_a_line_says_what_is_left_out(data, call, gpt2_stand_in):
     prepare_data.prepare("tiny.txt", tokenizer="gpt2")
-    make_run("tiny_gpt2")
-    assert "more than 256 tokens" in fails(evaluate, "out/tiny_gpt2")
+    model = make_run("tiny_gpt2")
+    status, out, err = call(evaluate, "--num_samples=0", "--order=2")
+    assert status == 0, err
+    assert "without ECE and tau, which need the probabilities of all 50,257 tokens at each place" in out
+    data = load("tiny_gpt2")
+    (loss, *interval), (by_counts, *_), (both, *_) = (numbers(out, row) for row in ("GPT", "2-gram", "both"))
+    assert loss == pytest.approx(loss_of(model, data, "val"), abs=1e-4) and len(interval) == 2
+    train, val = (data.splits[split].tolist() for split in ("train", "val"))
+    tables = count_contexts(grams_of(["".join(map(chr, train))], 2, ""))
+    letters = [chr(i) for i in range(50_257)]
+    nll = []
+    for start in range(0, len(val) - 1, 16):  # nothing is read across the edge of a window
+        for i in range(start + 1, min(start + 16, len(val) - 1) + 1):
+            nll.append(-math.log(kneser_ney(chr(val[i - 1]), tables, letters, 0.85, "")[chr(val[i])]))
+    assert by_counts == pytest.approx(np.mean(nll), abs=1e-4) and both < min(loss, by_counts) + 0.01
 
 
 def test_only_the_beginning_of_a_long_text_is_counted_and_that_is_said(data, call, monkeypatch):
@@ -262,7 +321,7 @@ def test_only_the_beginning_of_a_long_text_is_counted_and_that_is_said(data, cal
     n = len(load("list").splits["train"])
     for most in (3, n - 1, n):  # 3 tokens are a part of one document
         monkeypatch.setattr(evaluate, "LONGEST", most)
-        status, out, err = call(evaluate, "--num_samples=0")
+        status, out, err = call(evaluate, "--num_samples=0", "--order=4")
         assert status == 0, err
         assert (f"only the first {most} of {n} tokens of train are counted" in out) == (most < n)
 
@@ -273,6 +332,6 @@ def test_on_names_a_mixture_is_better_than_each_of_its_parts(names, call):
 
     assert call(train, "--max_iters=300", "--device=cpu", "--dtype=float32")[0] == 0
     out = call(evaluate, "--num_samples=200")[1]
-    gpt, by_counting, both = (numbers(out, row)[0] for row in ("GPT", "8-gram", "both"))
-    assert by_counting == pytest.approx(1.9895, abs=1e-4)
+    gpt, by_counting, both = (numbers(out, row)[0] for row in ("GPT", "6-gram", "both"))
+    assert by_counting == pytest.approx(1.9832, abs=1e-4)  # as ngram.py prints
     assert both < min(gpt, by_counting) - 0.01
