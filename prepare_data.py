@@ -278,6 +278,8 @@ def write_dataset(name, ids, n_bytes, tokenizer, separator, start_token, source)
     new.rename(folder)
     shutil.rmtree(folder / "old", ignore_errors=True)
     print(f"{folder}: a vocabulary of {tokenizer.vocab_size:,} tokens; bytes of text: {n_bytes}")
+    if tokenizer.vocab_size > 1000:
+        print("with so many tokens, a short training gets a lower loss without previous-token embeddings: --lookback=0")
 
 
 @dataclass(eq=False)

@@ -254,6 +254,12 @@ def test_the_vocabulary_decides_the_width_of_the_ids(call, n, dtype):
     assert text_of(data) == "".join(reversed(chars))
 
 
+@pytest.mark.parametrize(("n", "advised"), [(1000, False), (1001, True)])
+def test_a_large_vocabulary_is_advised_to_go_without_previous_token_embeddings(call, n, advised):
+    out = call(prepare_data, write("my.txt", "\n".join(chr(300 + i) for i in range(n - 1))))[1]
+    assert f"a vocabulary of {n:,} tokens" in out and ("--lookback=0" in out) == advised
+
+
 @pytest.mark.parametrize("tokenizer", ["char", "gpt2"])
 def test_lines_are_documents_which_are_shuffled_and_encoded_one_by_one(call, gpt2_stand_in, tokenizer):
     """As in the lectures: 80/10/10, after Random(42)."""
