@@ -18,8 +18,8 @@ sys.path.insert(1, str(Path(__file__).parents[1]))  # the files of the root
 import math
 from dataclasses import dataclass
 
+from common import parse, run  # isort: skip  # before PyTorch, which attention imports
 from attention import Block, Transformer, causal_softmax
-from common import parse, run
 
 import torch
 from torch import nn

@@ -22,8 +22,8 @@ sys.path.insert(1, str(Path(__file__).parents[1]))  # the files of the root
 import math
 from dataclasses import dataclass
 
+from common import parse, run  # isort: skip  # before PyTorch, which attention imports
 from attention import Attention, Transformer, estimate_loss, feed_forward, train
-from common import parse, run
 from prepare_data import load
 
 import torch

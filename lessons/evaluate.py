@@ -9,15 +9,15 @@ split, and for both: a mixture of the two, which make different mistakes (Jeline
 
     p = lambda p_GPT + (1 - lambda) p_n-gram
 
-How long a context counting needs depends on the text: 5 letters for names, 15 for games of chess. So n is the order
-for which the first nine tenths of train predict the last one best.
+How long a context counting needs depends on the text: 5 letters for names, 11 for molecules. So the order n is chosen:
+counted on the first nine tenths of train, it has the lowest loss on the last tenth.
 
-    from, to       95 % interval: where the loss would be on other documents of the same kind (bootstrap, Efron 1979)
+    from, to       95 % confidence interval of the loss (bootstrap, Efron 1979)
     ECE            of the tokens predicted with confidence 0.7, are 70 % right? 0: always as many (Guo et al. 2017)
     tau, at tau    the best temperature (above 1: the model was too confident), and the loss with it
 
-Lambda and tau are fitted on one half of the documents, measured on the other, and the other way round. Neither model
-reads beyond the document or window. And are the samples of the GPT new?
+Lambda and tau are fitted on one half of the documents, measured on the other, and the other way round. Both models
+read earlier tokens of the same document and window only. The script also counts samples that are copies of train.
 """
 
 import sys
@@ -43,8 +43,7 @@ BINS = 15  # bins of confidence, of equal width, from probability 0 to 1
 STRETCHES = 100  # parts of a text without documents: each counts as one
 ORDERS = (2, 3, 4, 6, 8, 12, 16, 24)  # of the n-gram models to choose from
 DISCOUNT = 0.85  # Kneser-Ney smoothing subtracts it from each count
-UNSEEN = "\U0010ffff"  # what an n-gram model reads before a window that begins within a document
-MAX_VOCAB = 256  # with more tokens, not every token gets a probability at each place, only the one that came
+MAX_VOCAB = 256  # with more tokens, no ECE and tau: they need the probability of each token at each place
 
 # Shapes: N predicted tokens, V tokens in the vocabulary, G documents. log_p (N, V) are log-probabilities, targets (N,)
 # the tokens that came, document (N,) the number of the document that each is from, 0 to G - 1.
@@ -147,7 +146,7 @@ def predict(model, tokens, windows):
     """The targets (N,) of windows (n, 2) from train.cut_windows(), their probabilities p_true (N,) by a GPT, and all
     probabilities p (N, V), or None if V is above MAX_VOCAB."""
     V = model.config.vocab_size
-    n = max(2**26 // (V * model.config.block_size), 1)  # windows at a time: up to 2^26 logits
+    n = max(2**22 // (V * model.config.block_size), 1)  # windows at a time: up to 2^22 logits
     targets = []
     p_true = []
     p = []
@@ -167,42 +166,43 @@ def predict(model, tokens, windows):
 # ngram.py counts letters in strings, so token i becomes chr(i). The dot is the separator, or "" if there is none.
 
 
-def count(tokens, grams, orders, dot):
-    """{n: tables} for n-gram models of several orders. The tables are those of ngram.count_contexts() for the documents
-    in tokens (or the whole text), without the contexts that grams do not have: those of 24 letters would fill the
-    memory."""
+def count(tokens, grams, n, dot):
+    """{k: tables} for k-gram models up to n. They are those of ngram.count_contexts() for the documents in tokens (or
+    the whole text), with only the contexts that are in grams: all contexts of 24 letters would not fit into memory."""
     text = "".join(map(chr, tokens))
     texts = [text]
     if dot:
         # Nothing is before the first separator, and the last document may be cut off. It counts if it is the only one
         texts = text.split(dot)[1:-1] or [text[1:]]
-    counted = grams_of(texts, max(orders), dot)
+    kept = grams_of(texts, n, dot)
     tables = {}
     shorter = []
-    for k in range(max(orders)):  # contexts of k letters
-        wanted = {gram[-k - 1 : -1] for gram in grams}
-        counted = [gram for gram in counted if gram[-k - 1 : -1] in wanted]
-        if k + 1 in orders:
-            tables[k + 1] = [*shorter, count_letters(gram[-k - 1 :] for gram in counted)]
-        different = {gram[-k - 2 :] for gram in counted}  # with the letter before the context
-        shorter.append(count_letters(gram[1:] for gram in different))
+    for k in range(1, n + 1):
+        wanted = {gram[-k:-1] for gram in grams}  # contexts of k - 1 letters
+        kept = [gram for gram in kept if gram[-k:-1] in wanted]
+        tables[k] = [*shorter, count_letters(gram[-k:] for gram in kept)]
+        distinct = {gram[-k - 1 :] for gram in kept}  # with the letter before the context
+        shorter.append(count_letters(gram[-k:] for gram in distinct))
     return tables
 
 
 def grams_of_targets(tokens, windows, n, dot):
-    """The n-grams that end in the N targets of windows."""
-    texts = []
+    """The n-grams that end in the N targets of windows. Where a window begins within a document, they are shorter."""
+    grams = []
     for start, stop in windows:
         text = "".join(map(chr, tokens[start : stop + 1]))
-        before = dot if text[0] == dot else UNSEEN
-        padded = (n - 1) * before + text
-        texts.append(padded[1:])  # the first token is no target
-    return grams_of(texts, n, dot="")
+        first = 2  # the first token is no target
+        if text[0] == dot:
+            text = (n - 1) * dot + text
+            first = n + 1
+        for end in range(first, len(text) + 1):
+            grams.append(text[max(end - n, 0) : end])
+    return grams
 
 
 def probability(gram, tables, V, dot):
-    """The probability of the last letter of a gram, by the formula of ngram.kneser_ney(), which returns those of all V
-    letters."""
+    """The probability of the last letter of a gram, by the formula of ngram.kneser_ney(): one number instead of V."""
+    tables = tables[len(gram)]
     p = 1 / V
     for k, table in enumerate(tables):
         context = gram[-k - 1 : -1]
@@ -229,14 +229,14 @@ def choose_order(data, config, dot):
     last = tokens[cut:]
     if dot and np.sum(last == data.separator) < 2:
         raise UserError("the documents of train are too few to choose the order of counts; give it, as --order=6")
-    held_out = replace(data, splits={"train": last})
+    held_out = replace(data, splits={"train": last})  # a dataset, as cut_windows() takes one
     windows = cut_windows(held_out, "train", config, 10_000)
     grams = grams_of_targets(last, windows, max(ORDERS), dot)
-    tables = count(tokens[:cut], grams, ORDERS, dot)
+    tables = count(tokens[:cut], grams, max(ORDERS), dot)
     losses = {}
     print("order of counts, loss of the last tenth of train:", end="")
     for n in ORDERS:
-        p = probabilities(grams, tables[n], config.vocab_size, dot)
+        p = probabilities([gram[-n:] for gram in grams], tables, config.vocab_size, dot)
         losses[n] = -p.log().mean().item()
         print(f"  {n} {losses[n]:.3f}", end="")
     print()
@@ -244,8 +244,8 @@ def choose_order(data, config, dot):
 
 
 def predict_by_counts(data, config, tokens, windows, order):
-    """Choose the order n of the n-gram model of the training split, unless it is given. Returns the n-grams that end in
-    the N targets of windows, and their probabilities q_true (N,) and q (N, V), or None, as predict() for the GPT."""
+    """Choose the order n of the n-gram model of the training split, unless it is given. Returns n, the n-grams that end
+    in the N targets of windows, and their probabilities q_true (N,) and q (N, V), or None, as predict() for the GPT."""
     V = config.vocab_size
     dot = "" if data.separator is None else chr(data.separator)
     train = data.splits["train"]
@@ -253,19 +253,19 @@ def predict_by_counts(data, config, tokens, windows, order):
         print(f"only the first {LONGEST:,} of {len(train):,} tokens of train are counted")
     n = order or choose_order(data, config, dot)
     grams = grams_of_targets(tokens, windows, n, dot)
-    tables = count(train[:LONGEST], grams, [n], dot)[n]
+    tables = count(train[:LONGEST], grams, n, dot)
     q_true = probabilities(grams, tables, V, dot)
     if V > MAX_VOCAB:
         print(f"without ECE and tau, which need the probabilities of all {V:,} tokens at each place")
-        return grams, q_true, None
+        return n, grams, q_true, None
     letters = [chr(i) for i in range(V)]
     contexts = [gram[:-1] for gram in grams]
     after = {}  # most contexts come again
     for context in set(contexts):
-        P = kneser_ney(context, tables, letters, DISCOUNT, dot)
+        P = kneser_ney(context, tables[len(context) + 1], letters, DISCOUNT, dot)
         after[context] = list(P.values())
     rows = [after[context] for context in contexts]
-    return grams, q_true, torch.tensor(rows, dtype=torch.float64)
+    return n, grams, q_true, torch.tensor(rows, dtype=torch.float64)
 
 
 def documents_of(tokens, windows, separator):
@@ -323,7 +323,7 @@ def print_examples(p, q, grams, data):
     print("\nread by the n-gram model  next    p GPT  p n-gram")
     shown = set()
     for i in (p - q).argsort()[:100]:
-        ids = [ord(letter) for letter in grams[i].lstrip(UNSEEN)]
+        ids = [ord(letter) for letter in grams[i]]
         while ids[:2] == 2 * [data.separator]:  # many separators stand for a start
             del ids[0]
         before = data.tokenizer.decode(ids[:-1])
@@ -373,8 +373,7 @@ def main():
     windows = cut_windows(data, options.split, model.config, options.eval_tokens or np.inf)
     document = documents_of(tokens, windows, data.separator)
     targets, p_true, p = predict(model, tokens, windows)
-    grams, q_true, q = predict_by_counts(data, model.config, tokens, windows, options.order)
-    n = len(grams[0])
+    n, grams, q_true, q = predict_by_counts(data, model.config, tokens, windows, options.order)
     weight = fit_on_other_half(fit_lambda, document, p_true, q_true)
     both_true = torch.lerp(q_true, p_true, weight)  # weight p + (1 - weight) q
     both = None if p is None else torch.lerp(q, p, weight[:, None])

@@ -374,14 +374,20 @@ def test_a_folder_without_best_pt_says_what_to_use():
         load_checkpoint("out/run/bets.pt")
 
 
-@pytest.mark.parametrize(("given", "found"), [(None, "2000"), ("7", "7")])
-def test_threads_of_torch_wait_for_a_short_time_unless_the_user_says_otherwise(given, found):
-    """torch reads the variable when it is imported, so train.py must set it before."""
+LESSONS = sorted(f"lessons.{path.stem}" for path in ROOT.glob("lessons/*.py"))
+
+
+@pytest.mark.parametrize(
+    ("module", "given", "found"),
+    [("train", "7", "7"), *((name, None, "2000") for name in ("train", "sample", *LESSONS))],
+)
+def test_threads_of_torch_wait_for_a_short_time_unless_the_user_says_otherwise(module, given, found):
+    """torch reads the variable when it is imported, so a script must set it before."""
     code = "import os, sys\n"
     code += "class Finder:\n"
     code += "    def find_spec(self, name, *_):\n"
     code += "        if name == 'torch': print(os.environ.get('GOMP_SPINCOUNT')), sys.exit()\n"
-    code += "sys.meta_path.insert(0, Finder())\nimport train\n"
+    code += f"sys.meta_path.insert(0, Finder())\nimport {module}\n"
     env = {name: value for name, value in os.environ.items() if name != "GOMP_SPINCOUNT"}
     env.update({"GOMP_SPINCOUNT": given} if given else {})
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=env, capture_output=True, encoding="utf-8")

@@ -1,5 +1,6 @@
 import json
 import math
+from functools import partial
 from pathlib import Path
 
 import prepare_data
@@ -20,7 +21,7 @@ from lessons.evaluate import (
     probability,
 )
 from model import GPT, GPTConfig
-from ngram import count_contexts, grams_of, kneser_ney
+from ngram import count_contexts, grams_of, kneser_ney, mean_nll
 from prepare_data import Dataset, load
 from train import cut_windows
 
@@ -148,11 +149,11 @@ def test_both_models_read_the_same_tokens(data, name, block_size):
     tokens = data.splits["val"]
     windows = cut_windows(data, "val", model.config)
     targets, p_true, p = predict(model, tokens, windows)
-    grams, q_true, q = predict_by_counts(data, model.config, tokens, windows, 8)
+    n, grams, q_true, q = predict_by_counts(data, model.config, tokens, windows, 8)
     documents = documents_of(tokens, windows, data.separator)
     assert targets.tolist() == tokens[1:].tolist()  # each token except the first, once
     assert [ord(gram[-1]) for gram in grams] == targets.tolist()
-    assert len(documents) == len(targets)
+    assert len(documents) == len(targets) and n == 8
 
     letters = data.tokenizer.chars
     text = data.tokenizer.decode(tokens.tolist())
@@ -160,7 +161,10 @@ def test_both_models_read_the_same_tokens(data, name, block_size):
     trained_on = [data.tokenizer.decode(data.splits["train"].tolist())]
     if newline:
         trained_on = data.documents("train")
-    tables = count_contexts(grams_of(trained_on, 8, newline))
+    tables = {}  # of the order n, each with the same last letters of grams
+    for n in range(2, 9):
+        texts = trained_on if newline else [trained_on[0][8 - n :]]
+        tables[n] = count_contexts(grams_of(texts, n, newline))
     i = 0
     for start, stop in windows:
         for end in range(start + 1, stop + 1):
@@ -170,7 +174,8 @@ def test_both_models_read_the_same_tokens(data, name, block_size):
             read = text[start:end]
             if newline and read[0] == newline:
                 read = 7 * newline + read
-            P = kneser_ney(read[-7:], tables, letters, 0.85, newline)
+            context = read[-7:]  # shorter, and a model of a lower order, where a window begins within a document
+            P = kneser_ney(context, tables[len(context) + 1], letters, 0.85, newline)
             assert q[i].tolist() == pytest.approx(list(P.values()))
             assert q_true[i].item() == pytest.approx(q[i, targets[i]].item())
             if newline:
@@ -186,20 +191,36 @@ def test_counts_of_several_orders_are_those_of_each_order_alone(dot):
     rng = np.random.default_rng(0)
     tokens = rng.choice([0, 1, 2, 3], size=400, p=[0.2, 0.4, 0.3, 0.1])
     tokens[0] = 0
-    windows = np.array([[0, 9], [9, 30], [100, 130]])
-    grams = grams_of_targets(tokens, windows, 6, dot)
-    tables = count(tokens, grams, (2, 3, 6), dot)
+    grams = grams_of_targets(tokens, [(0, 9), (9, 30), (100, 130)], 6, dot)
+    tables = count(tokens, grams, 6, dot)
     text = "".join(map(chr, tokens))
-    for n in (2, 3, 6):
+    for n in range(1, 7):
         texts = text.split(dot)[1:-1] if dot else [text[6 - n :]]  # each order counts the same last letters
         full = count_contexts(grams_of(texts, n, dot))
         asked = [{gram[-k - 1 : -1] for gram in grams} for k in range(n)]
         for k in range(n):
             assert tables[n][k] == {context: full[k][context] for context in asked[k] if context in full[k]}
-        for gram in grams:
-            P = kneser_ney(gram[-n:-1], full, [chr(i) for i in range(4)], 0.85, dot)
-            assert probability(gram, tables[n], 4, dot) == pytest.approx(P[gram[-1]])
+        for gram in (gram[-n:] for gram in grams if len(gram) >= n):
+            P = kneser_ney(gram[:-1], full, [chr(i) for i in range(4)], 0.85, dot)
+            assert probability(gram, tables, 4, dot) == pytest.approx(P[gram[-1]])
     assert len(full[5]) > len(tables[6][5]) > 0  # others were not counted
+
+
+def test_the_order_of_documents_is_chosen_by_the_last_ones_of_train(data, capsys):
+    data = load("list")
+    config = GPTConfig(vocab_size=data.tokenizer.vocab_size, block_size=16)  # longer than each document
+    tokens = data.splits["train"].tolist()
+    cut = len(tokens) * 9 // 10
+    first, last = ("".join(map(chr, part)).split("\0")[1:-1] for part in (tokens[:cut], tokens[cut:]))
+    letters = [chr(i) for i in range(config.vocab_size)]
+    assert data.separator == 0 and len(first) > 20 and len(last) > 2
+    expected = {}
+    for n in evaluate.ORDERS:
+        tables = count_contexts(grams_of(first, n, "\0"))
+        model = partial(kneser_ney, tables=tables, letters=letters, discount=0.85, dot="\0")
+        expected[n] = mean_nll(model, grams_of(last, n, "\0"))
+    assert choose_order(data, config, "\0") == min(expected, key=expected.get)
+    assert [f"{n} {loss:.3f}" for n, loss in expected.items()] == capsys.readouterr().out.strip().split("  ")[1:]
 
 
 @pytest.mark.parametrize(("lag", "noise", "order"), [(1, 0.1, 2), (2, 0.1, 3), (5, 0.1, 6), (0, 1.0, 2)])
@@ -237,12 +258,26 @@ def test_the_table_agrees_with_literal_loops(data, name, call, monkeypatch):
     assert numbers(out, "8-gram")[0] == pytest.approx(-q.log().mean().item(), abs=1e-4)
     assert float(figures["both"]) == numbers(out, "both")[0] < min(losses[0], numbers(out, "8-gram")[0]) + 0.01
     assert losses[5] <= losses[0] + 0.02 and losses[4] != pytest.approx(1, abs=0.01)  # a random model needs another tau
+    data = load(name)
+    windows = cut_windows(data, "val", model.config)
+    document = documents_of(data.splits["val"], windows, data.separator)
+    targets, p_true, all_p = predict(model, data.splits["val"], windows)
+    *_, q_true, all_q = predict_by_counts(data, model.config, data.splits["val"], windows, 8)
+    weight = fit_on_other_half(fit_lambda, document, p_true, q_true)[:, None]
+    for row, every in (("GPT", all_p), ("8-gram", all_q), ("both", weight * all_p + (1 - weight) * all_q)):
+        highest, token = every.max(1)
+        error = calibration_error(highest.numpy(), (token == targets).numpy())
+        tau = fit_on_other_half(fit_temperature, document, every.log(), targets).mean()
+        assert numbers(out, row)[3:5] == pytest.approx([error, tau.item()], abs=1e-4)
     _, examples = out.split("read by the n-gram model")
     best = (p - q).argmin()
     assert examples.splitlines()[1].split()[-2:] == [f"{p[best]:.3f}", f"{q[best]:.3f}"]
     assert ("of the GPT's samples" in out) == (name == "list")
     again = call(evaluate, f"out/{name}", "--num_samples=10", "--order=8")[1]
     assert again.splitlines()[1:] == out.splitlines()[1:]
+    chosen = call(evaluate, "--num_samples=0")[1]
+    assert f"\n{result(chosen)['order']}-gram " in chosen
+    assert f"val={losses[0]:.4f}" in call(evaluate, "--num_samples=0", "--order=1")[1]
 
 
 def test_the_losses_of_the_run_are_drawn_on_request(data, call):
@@ -297,6 +332,16 @@ def test_what_a_user_can_cause_gives_one_line(data, fails, monkeypatch):
     assert "too few to choose the order of counts; give it, as --order=6" in fails(evaluate, "out/list")
 
 
+def test_more_than_256_tokens_have_losses_and_no_calibration(data, call, monkeypatch):
+    model = make_run("tiny")
+    for most in (model.config.vocab_size, model.config.vocab_size - 1):
+        monkeypatch.setattr(evaluate, "MAX_VOCAB", most)
+        out = call(evaluate, "--order=3")[1]
+        found = [len(numbers(out, row)) for row in ("GPT", "3-gram", "both")]
+        left_out = most < model.config.vocab_size
+        assert found == 3 * [3 if left_out else 6] and ("without ECE and tau" in out) == left_out
+
+
 def test_thousands_of_tokens_have_losses_and_a_line_says_what_is_left_out(data, call, gpt2_stand_in):
     prepare_data.prepare("tiny.txt", tokenizer="gpt2")
     model = make_run("tiny_gpt2")
@@ -319,11 +364,14 @@ def test_thousands_of_tokens_have_losses_and_a_line_says_what_is_left_out(data, 
 def test_only_the_beginning_of_a_long_text_is_counted_and_that_is_said(data, call, monkeypatch):
     make_run("list")
     n = len(load("list").splits["train"])
+    losses = []
     for most in (3, n - 1, n):  # 3 tokens are a part of one document
         monkeypatch.setattr(evaluate, "LONGEST", most)
         status, out, err = call(evaluate, "--num_samples=0", "--order=4")
         assert status == 0, err
         assert (f"only the first {most} of {n} tokens of train are counted" in out) == (most < n)
+        losses.append(numbers(out, "4-gram")[0])
+    assert losses[0] > max(losses[1:]) and losses[1] != losses[2]  # without its last token, a document is left out
 
 
 @pytest.mark.slow
