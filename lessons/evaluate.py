@@ -200,26 +200,23 @@ def grams_of_targets(tokens, windows, n, dot):
     return grams
 
 
-def probability(gram, tables, V, dot):
-    """The probability of the last letter of a gram, by the formula of ngram.kneser_ney(): one number instead of V."""
-    tables = tables[len(gram)]
-    p = 1 / V
-    for k, table in enumerate(tables):
-        context = gram[-k - 1 : -1]
-        if context not in table:
-            continue
-        if 0 < k < len(tables) - 1 and context[0] == dot:
-            continue
-        followers = table[context]
-        discounted = max(followers.get(gram[-1], 0) - DISCOUNT, 0)
-        p = (discounted + DISCOUNT * len(followers) * p) / sum(followers.values())
-    return p
-
-
 def probabilities(grams, tables, V, dot):
-    """The probabilities (N,) of the last letters of N grams."""
-    p = [probability(gram, tables, V, dot) for gram in grams]
-    return torch.tensor(p, dtype=torch.float64)
+    """The probabilities (N,) of the last letters of N grams: by the formula of ngram.kneser_ney(), which returns those
+    of all V letters."""
+    result = torch.empty(len(grams), dtype=torch.float64)
+    for i, gram in enumerate(grams):
+        p = 1 / V
+        for k, table in enumerate(tables[len(gram)]):
+            context = gram[-k - 1 : -1]
+            if context not in table:
+                continue
+            if 0 < k < len(gram) - 1 and context[0] == dot:
+                continue
+            followers = table[context]
+            discounted = max(followers.get(gram[-1], 0) - DISCOUNT, 0)
+            p = (discounted + DISCOUNT * len(followers) * p) / sum(followers.values())
+        result[i] = p
+    return result
 
 
 def choose_order(data, config, dot):

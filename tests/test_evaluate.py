@@ -18,7 +18,7 @@ from lessons.evaluate import (
     grams_of_targets,
     predict,
     predict_by_counts,
-    probability,
+    probabilities,
 )
 from model import GPT, GPTConfig
 from ngram import count_contexts, grams_of, kneser_ney, mean_nll
@@ -202,7 +202,7 @@ def test_counts_of_several_orders_are_those_of_each_order_alone(dot):
             assert tables[n][k] == {context: full[k][context] for context in asked[k] if context in full[k]}
         for gram in (gram[-n:] for gram in grams if len(gram) >= n):
             P = kneser_ney(gram[:-1], full, [chr(i) for i in range(4)], 0.85, dot)
-            assert probability(gram, tables, 4, dot) == pytest.approx(P[gram[-1]])
+            assert probabilities([gram], tables, 4, dot).tolist() == pytest.approx([P[gram[-1]]])
     assert len(full[5]) > len(tables[6][5]) > 0  # others were not counted
 
 
