@@ -61,7 +61,7 @@ def pitches(part):
     letters = []
     for note in part.flatten().notesAndRests:
         length = round(4 * float(note.quarterLength))
-        pitch = "-" if note.isRest else chr(note.pitches[-1].midi + 32)  # of a chord, one note
+        pitch = "-" if note.isRest else chr(note.pitches[-1].midi + 32)  # in a chord, the last note
         letters.extend(length * pitch)
     return letters
 

@@ -7,7 +7,8 @@
 # Validation within the loop agrees with that (3.8); after the loop, the loss is 6.9, as only then all that has been
 # changed is used. Autocast keeps the bfloat16 copy of a float32 parameter until the outermost autocast ends, and does
 # not notice that the parameter has changed. With cache_enabled=False, or with torch.clear_autocast_cache() after each
-# step, all is as expected. The documentation of torch.autocast says to wrap only forward pass and loss, but not why.
+# step, all is as expected. The documentation of torch.autocast says to wrap only forward pass and loss, without a
+# reason.
 #
 # Versions: torch 2.13.0. Python 3.11, 2026-11-29.
 set -euo pipefail

@@ -74,7 +74,7 @@ def norms(tree):
 
 
 def of_one_size(x):
-    """The first step of Adam has entries of one size; compared are the largest and smallest, but for 10 % each."""
+    """The first step of Adam has entries of one size; compared are the largest and smallest, without 10 % each."""
     smallest, largest = np.percentile(np.abs(np.asarray(x[...])), [10, 90])
     return largest < 1.05 * smallest
 

@@ -41,7 +41,7 @@ import torch.nn.functional as F
 
 BINS = 15  # bins of confidence, of equal width, from probability 0 to 1
 STRETCHES = 100  # parts of a text without documents: each counts as one
-ORDERS = (2, 3, 4, 6, 8, 12, 16, 24)  # of the n-gram models to choose from
+ORDERS = (2, 3, 4, 6, 8, 12, 16, 24)  # n-gram models with these n are tried
 DISCOUNT = 0.85  # Kneser-Ney smoothing subtracts it from each count
 MAX_VOCAB = 256  # with more tokens, no ECE and tau: they need the probability of each token at each place
 
@@ -54,7 +54,7 @@ class Options:
     init_from: str = ""  # a run, such as out/names, or a checkpoint; by default the newest run in out/
     dataset: str = ""  # a dataset with the same tokens; by default that of the run
     split: Literal["val", "test"] = "val"  # the part of the dataset
-    order: int = 0  # of the n-gram model; 0: chosen on the last tenth of train
+    order: int = 0  # n, for the n-gram model; 0: chosen on the last tenth of train
     eval_tokens: int = 40_000  # evaluate on about this many tokens, evenly spaced; 0: all
     num_samples: int = 1000  # samples to look up among the documents of train, if it has documents
     plot: bool = False  # draw the losses of the run in training
@@ -154,9 +154,11 @@ def predict(model, tokens, windows):
         x, y = get_batch(tokens, part, model.device)  # (n, T) each
         logits, _ = model(x)
         is_target = y >= 0  # -1 fills up short windows
+        y = y[is_target]
         log_p = logits[is_target].double().log_softmax(dim=1)
-        targets.append(y[is_target])
-        p_true.append(log_p.gather(1, targets[-1][:, None])[:, 0].exp())
+        losses = F.nll_loss(log_p, y, reduction="none")  # -log p of the targets
+        targets.append(y)
+        p_true.append((-losses).exp())
         if V <= MAX_VOCAB:
             p.append(log_p.exp())
     return torch.cat(targets), torch.cat(p_true), torch.cat(p) if p else None
@@ -374,8 +376,12 @@ def main():
     n, grams, q_true, q = predict_by_counts(data, model.config, tokens, windows, options.order)
     weight = fit_on_other_half(fit_lambda, document, p_true, q_true)
     both_true = torch.lerp(q_true, p_true, weight)  # weight p + (1 - weight) q
-    both = None if p is None else torch.lerp(q, p, weight[:, None])
-    print("             loss      from        to       ECE       tau    at tau")
+    both = None
+    header = "             loss      from        to"
+    if p is not None:
+        both = torch.lerp(q, p, weight[:, None])
+        header += "       ECE       tau    at tau"
+    print(header)
     loss = print_row("GPT", p_true, document, targets, p)
     print_row(f"{n}-gram", q_true, document, targets, q)
     mixed = print_row("both", both_true, document, targets, both)

@@ -340,6 +340,7 @@ def test_more_than_256_tokens_have_losses_and_no_calibration(data, call, monkeyp
         found = [len(numbers(out, row)) for row in ("GPT", "3-gram", "both")]
         left_out = most < model.config.vocab_size
         assert found == 3 * [3 if left_out else 6] and ("without ECE and tau" in out) == left_out
+        assert (" tau " in out) != left_out  # in the header
 
 
 def test_thousands_of_tokens_have_losses_and_a_line_says_what_is_left_out(data, call, gpt2_stand_in):
