@@ -74,7 +74,7 @@ def norms(tree):
 
 
 def of_one_size(x):
-    """The first step of Adam has entries of one size; compared are the largest and smallest, without 10 % each."""
+    """Whether the entries have one size, as in the first step of Adam: the 10th and 90th percentile are compared."""
     smallest, largest = np.percentile(np.abs(np.asarray(x[...])), [10, 90])
     return largest < 1.05 * smallest
 
